@@ -139,7 +139,7 @@ const (
 	NormRoundAfterWeight  int32 = C.ROPE_NORM_ROUND_AFTER_WEIGHT
 )
 
-// QuantRoundFirst is a bit of Config.QuantRounding: values are rounded to Dtype before they are scaled and quantised.
+// QuantRoundFirst is a bit of QuantRounding in Config and SwigluConfig: values are rounded to Dtype before they are scaled and quantised.
 const QuantRoundFirst int32 = C.ROPE_QUANT_ROUND_FIRST
 
 // RotationRoundEach is a value of Config.RotationRounding: cos, sin, products and sums of the rotation are rounded to
@@ -164,6 +164,14 @@ const (
 	LimitActivation LimitRule = C.SWIGLU_LIMIT_ACTIVATION // Step 3.7
 )
 
+// ScaleLayout is where SwiGLU's written scales lie: by their strides, or in tiles of 128 rows and 4 groups.
+type ScaleLayout int32
+
+const (
+	ScaleLayoutStrided ScaleLayout = C.SWIGLU_SCALE_LAYOUT_STRIDED
+	ScaleLayout128x4   ScaleLayout = C.SWIGLU_SCALE_LAYOUT_128X4
+)
+
 // ProductRoundActivation is a value of SwigluConfig.ProductRounding.
 const ProductRoundActivation int32 = C.SWIGLU_PRODUCT_ROUND_ACTIVATION
 
@@ -178,7 +186,7 @@ const (
 // CacheSkipSlot0 is a flag of Cache: slot 0 is not written.
 const CacheSkipSlot0 uint32 = C.ROPE_CACHE_FLAG_SKIP_SLOT_0
 
-// Flags of Quant
+// Flags of Quant and SwigluQuant
 const (
 	// Codes are x * scale, as flashinfer, TensorRT-LLM and TransformerEngine have it; not of written scales.
 	QuantScaleMultiplies uint32 = C.ROPE_QUANT_FLAG_SCALE_MULTIPLIES

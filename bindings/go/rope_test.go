@@ -1188,3 +1188,168 @@ func TestNormGradients(t *testing.T) {
 		refused(t, desc.Backward(args), words)
 	}
 }
+
+func TestCodesOfGating(t *testing.T) {
+	const experts, rows, width, floor = 3, 4, 24, 3.0
+	const size = experts * rows * width
+	given := numbers(2 * size)
+	gate, up, values := given[:size], given[size:], make([]float32, size)
+	for i := range gate {
+		gate[i] *= 30
+		values[i] = float32(math.Max(float64(gate[i]), 0)) * up[i]
+	}
+	counts, scale := []int32{4, 0, 2}, []float32{0.37, 2, 11}
+	isRow := func(row int) bool { return row%rows < int(counts[row/rows]) }
+	swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32, Activation: ActivationReglu})
+	must(t, err)
+	defer swiglu.Close()
+	args := SwigluArgs{Gate: Of(gate, experts, rows, width), Up: Of(up, experts, rows, width),
+		ExpertRows: Of(counts, experts)}
+
+	for _, flags := range []uint32{0, QuantScaleMultiplies} {
+		out, amax, largest := make([]Float8E5M2, size), []float32{0.5}, float32(0.5)
+		args.Out = Of(out, experts, rows, width)
+		args.Quant = &SwigluQuant{Flags: flags, Scale: Of(scale, experts), AmaxOut: Of(amax, 1)}
+		text, err := swiglu.Explain(args)
+		must(t, err)
+		if !strings.HasPrefix(text, "swiglu F32 forward on the CPU: ") {
+			t.Errorf("it explains '%s'", text)
+		}
+		must(t, swiglu.Forward(args))
+		for i, value := range values {
+			by, wanted := scale[i/width/rows], uint8(0)
+			if flags == 0 {
+				by = 1 / by
+			}
+			if isRow(i / width) {
+				wanted = codeOf(value*by, 2)
+				largest = float32(math.Max(float64(largest), math.Abs(float64(value))))
+			}
+			if uint8(out[i]) != wanted {
+				t.Fatalf("flags %d: code %d is %#x instead of %#x", flags, i, out[i], wanted)
+			}
+		}
+		if amax[0] != largest {
+			t.Errorf("amax is %v, the largest %v", amax, largest)
+		}
+	}
+
+	for _, test := range []struct {
+		flags  uint32
+		groups int
+		shape  []int64
+	}{{0, 1, []int64{experts, rows, 1}}, {QuantPowerOfTwo, 3, []int64{experts, rows, 3}}, {0, 8, []int64{experts, rows, 2, 4}}} {
+		out, scales := make([]Float8E4M3, size), make([]float32, experts*rows*test.groups)
+		args.Out = Of(out, experts, rows, width)
+		args.Quant = &SwigluQuant{Flags: test.flags, ScaleFloor: floor, ScalesOut: Of(scales, test.shape...),
+			ScaleLayout: ScaleLayoutStrided}
+		must(t, swiglu.Forward(args))
+		channels := width / test.groups
+		for i, scale := range scales {
+			group, largest, wanted := values[i*channels:(i+1)*channels], floor, float32(0)
+			for _, value := range group {
+				largest = math.Max(largest, math.Abs(float64(value)))
+			}
+			if isRow(i / test.groups) {
+				wanted = float32(largest / 448)
+				if test.flags != 0 {
+					wanted = float32(math.Exp2(math.Ceil(math.Log2(largest / 448))))
+				}
+			}
+			if scale != wanted {
+				t.Fatalf("%d groups: scale %d is %v instead of %v", test.groups, i, scale, wanted)
+			}
+			for j, value := range group {
+				code := uint8(0)
+				if wanted != 0 {
+					code = codeOf(value*(1/wanted), 3)
+				}
+				if found := uint8(out[i*channels+j]); found != code {
+					t.Fatalf("%d groups: code %d of group %d is %#x instead of %#x", test.groups, j, i, found, code)
+				}
+			}
+		}
+	}
+
+	wrong := Of(scale, 1, 2)
+	for words, quant := range map[string]SwigluQuant{
+		"quant.scale has shape [1, 2]":      {Scale: wrong},
+		"quant.scales_out has shape [1, 2]": {ScalesOut: wrong},
+		"quant.amax_out has shape [1, 2]":   {AmaxOut: wrong},
+		"quant.scale_floor is 0.5":          {ScaleFloor: 0.5},
+		"quant.flags is 0x2":                {Flags: QuantPowerOfTwo},
+		"quant.scale: tensor: ":             {Scale: Of(scale, 99)},
+	} {
+		quant := quant
+		args.Quant = &quant
+		refused(t, swiglu.Forward(args), "swiglu_forward: "+words)
+	}
+	args.Quant = &SwigluQuant{ScaleLayout: -1}
+	var refusal *Error
+	if err := swiglu.Forward(args); !errors.As(err, &refusal) || !strings.Contains(refusal.Text, "scale_layout is -1") {
+		t.Errorf("an unknown layout: '%v'", err)
+	}
+}
+
+func TestGatingRoundedBeforeCodes(t *testing.T) {
+	// 1.015625 * 1.015625 = 1.031494 is 1.03125 in bf16, by which the largest code is reached exactly.
+	gate, out, scales := []BFloat16{0x3f82, 0x3f82}, make([]Float8E4M3, 2), make([]float32, 1)
+	for rounding, wanted := range map[int32]float32{0: float32(1.015625) * 1.015625 / 448, QuantRoundFirst: 1.03125 / 448.0} {
+		swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: BF16, Activation: ActivationReglu, QuantRounding: rounding})
+		must(t, err)
+		must(t, swiglu.Forward(SwigluArgs{Gate: Of(gate, 1, 2), Up: Of(gate, 1, 2), Out: Of(out, 1, 2),
+			Quant: &SwigluQuant{ScalesOut: Of(scales, 1, 1)}}))
+		if scales[0] != wanted || out[0] != 0x7e || out[1] != 0x7e {
+			t.Errorf("rounding %d: %v and %#x", rounding, scales, out)
+		}
+		swiglu.Close()
+	}
+	_, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: BF16, QuantRounding: QuantRoundFirst | 8})
+	var refusal *Error
+	if !errors.As(err, &refusal) || !strings.Contains(refusal.Text, "quant_rounding is 0x9") {
+		t.Errorf("an unknown bit of QuantRounding: '%v'", err)
+	}
+}
+
+func TestGatingOfExpertsBackToBack(t *testing.T) {
+	const rows, width = 7, 10
+	given := numbers(3*rows*width + 2*width)
+	gate, up, grad := given[:rows*width], given[rows*width:2*rows*width], given[2*rows*width:3*rows*width]
+	bias, factors := given[3*rows*width:], []float32{0.5, -2, 3}
+	offsets, index := []int32{1, 4, 6}, []int64{0, 2, -1, 1, 0, 3, 2}
+	experts := []int{-1, 0, -1, 0, 1, -1, -1} // of rows; rows 0 and 6 have no expert, rows 2 and 5 no factor
+	swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32, Activation: ActivationReglu})
+	must(t, err)
+	defer swiglu.Close()
+	of := func(data []float32) Tensor { return Of(data, rows, width) }
+	out, gradGate, gradFactors := make([]float32, rows*width), make([]float32, rows*width), make([]float32, rows)
+	args := SwigluArgs{Gate: of(gate), Up: of(up), Out: of(out), UpBias: Of(bias, 2, width), RowScale: Of(factors, 3),
+		ExpertOffsets: Of(offsets, 3), RowIndex: Of(index, rows)}
+	must(t, swiglu.Forward(args))
+	args.Out, args.GradOut, args.GradGate, args.GradRowScale = Tensor{}, of(grad), of(gradGate), Of(gradFactors, rows)
+	must(t, swiglu.Backward(args))
+	for row, expert := range experts {
+		var sum float64
+		for column := 0; column < width; column++ {
+			i := row*width + column
+			var wanted [2]float64
+			if expert >= 0 {
+				g, u := math.Max(float64(gate[i]), 0), float64(up[i])+float64(bias[expert*width+column])
+				factor := float64(factors[index[row]])
+				wanted[0] = g * u * factor
+				if g > 0 {
+					wanted[1] = float64(grad[i]) * u * factor
+				}
+				sum += float64(grad[i]) * g * u
+			}
+			for j, found := range []float32{out[i], gradGate[i]} {
+				if math.Abs(float64(found)-wanted[j]) > 1e-5 {
+					t.Fatalf("result %d: element %d is %v instead of %v", j, i, found, wanted[j])
+				}
+			}
+		}
+		if math.Abs(float64(gradFactors[row])-sum) > 1e-4 {
+			t.Errorf("the gradient of factor %d is %v instead of %v", row, gradFactors[row], sum)
+		}
+	}
+}

@@ -190,15 +190,18 @@ static inline rope_status_t rope_go_swiglu_create(const swiglu_config_t *config,
 /* The same for SwiGLU. */
 typedef struct rope_go_gating {
   swiglu_args_t args;
+  swiglu_quant_args_t quant;
   swiglu_input_args_t input;
 } rope_go_gating_t;
 
-/* args points to the further inputs where one of them is given. */
+/* args points to the further inputs where one of them is given, and to a group of scales that is not NULL. */
 static inline void rope_go_complete_gating(rope_go_gating_t *whole, const swiglu_args_t *args,
-                                           const swiglu_input_args_t *input, const uint64_t *addresses, void *gate,
-                                           void *up, void *out, void *row_scale, void *num_rows, void *grad_out,
-                                           void *grad_gate, void *grad_up, void *grad_row_scale, void *gate_bias,
-                                           void *up_bias, void *expert_rows) {
+                                           const swiglu_quant_args_t *quant, const swiglu_input_args_t *input,
+                                           const uint64_t *addresses, void *gate, void *up, void *out, void *row_scale,
+                                           void *num_rows, void *grad_out, void *grad_gate, void *grad_up,
+                                           void *grad_row_scale, void *gate_bias, void *up_bias, void *expert_rows,
+                                           void *expert_offsets, void *row_index, void *scale, void *scales_out,
+                                           void *amax_out) {
   whole->args = *args;
   rope_go_place(&whole->args.gate, gate, addresses[0]);
   rope_go_place(&whole->args.up, up, addresses[1]);
@@ -213,19 +216,32 @@ static inline void rope_go_complete_gating(rope_go_gating_t *whole, const swiglu
   rope_go_place(&whole->input.gate_bias, gate_bias, addresses[9]);
   rope_go_place(&whole->input.up_bias, up_bias, addresses[10]);
   rope_go_place(&whole->input.expert_rows, expert_rows, addresses[11]);
-  if (input->gate_bias.ndim != 0 || input->up_bias.ndim != 0 || input->expert_rows.ndim != 0) {
+  rope_go_place(&whole->input.expert_offsets, expert_offsets, addresses[12]);
+  rope_go_place(&whole->input.row_index, row_index, addresses[13]);
+  if (input->gate_bias.ndim != 0 || input->up_bias.ndim != 0 || input->expert_rows.ndim != 0 ||
+      input->expert_offsets.ndim != 0 || input->row_index.ndim != 0) {
     whole->args.input = &whole->input;
+  }
+  if (quant != NULL) {
+    whole->quant = *quant;
+    rope_go_place(&whole->quant.scale, scale, addresses[14]);
+    rope_go_place(&whole->quant.scales_out, scales_out, addresses[15]);
+    rope_go_place(&whole->quant.amax_out, amax_out, addresses[16]);
+    whole->args.quant = &whole->quant;
   }
 }
 
 static inline rope_status_t rope_go_gate(int call, const swiglu_desc_t *desc, const swiglu_args_t *args,
-                                         const swiglu_input_args_t *input, const uint64_t *addresses, void *gate,
-                                         void *up, void *out, void *row_scale, void *num_rows, void *grad_out,
-                                         void *grad_gate, void *grad_up, void *grad_row_scale, void *gate_bias,
-                                         void *up_bias, void *expert_rows, uint64_t stream, char *text, size_t size) {
+                                         const swiglu_quant_args_t *quant, const swiglu_input_args_t *input,
+                                         const uint64_t *addresses, void *gate, void *up, void *out, void *row_scale,
+                                         void *num_rows, void *grad_out, void *grad_gate, void *grad_up,
+                                         void *grad_row_scale, void *gate_bias, void *up_bias, void *expert_rows,
+                                         void *expert_offsets, void *row_index, void *scale, void *scales_out,
+                                         void *amax_out, uint64_t stream, char *text, size_t size) {
   rope_go_gating_t whole;
-  rope_go_complete_gating(&whole, args, input, addresses, gate, up, out, row_scale, num_rows, grad_out, grad_gate,
-                          grad_up, grad_row_scale, gate_bias, up_bias, expert_rows);
+  rope_go_complete_gating(&whole, args, quant, input, addresses, gate, up, out, row_scale, num_rows, grad_out,
+                          grad_gate, grad_up, grad_row_scale, gate_bias, up_bias, expert_rows, expert_offsets,
+                          row_index, scale, scales_out, amax_out);
   const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
   rope_status_t status;
   if (call == ROPE_GO_EXPLAIN) {

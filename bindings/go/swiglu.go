@@ -21,6 +21,7 @@ type SwigluConfig struct {
 	UpSoftcap       float64    // so does up
 	LimitRule       LimitRule
 	ProductRounding int32 // ProductRoundActivation: to a Dtype of 16 bits, before it meets up
+	QuantRounding   int32 // QuantRoundFirst, or 0
 }
 
 // Swiglu is a gating: device, type and numbers.
@@ -47,6 +48,7 @@ func NewSwiglu(config SwigluConfig) (*Swiglu, error) {
 		up_softcap:       C.double(config.UpSoftcap),
 		limit_rule:       C.int32_t(config.LimitRule),
 		product_rounding: C.int32_t(config.ProductRounding),
+		quant_rounding:   C.int32_t(config.QuantRounding),
 	}
 	var text errorText
 	swiglu := &Swiglu{device: config.Device}
@@ -64,11 +66,25 @@ func (s *Swiglu) Close() {
 	runtime.SetFinalizer(s, nil)
 }
 
-// SwigluArgs is swiglu_args_t, its further inputs, and the stream. An output may be exactly one of the inputs.
+// SwigluQuant is swiglu_quant_args_t: scales of an output of 8 bits, whose codes are x / scale.
+type SwigluQuant struct {
+	Flags uint32 // those of Quant
+	// The least that a largest magnitude is taken for, with written scales; 0: 1e-10 for F32, else none
+	ScaleFloor float64
+	Scale      Tensor // F32 [1], or [E] with experts, above 0; the zero Tensor: 1
+	// Written instead, F32 or F8E8M0: the first axes of Out, at least one, with experts two, and not all, then G, which
+	// may be split, [.., G/4, 4]. Each of G groups of neighbouring elements of Out's other axes has the scale (largest
+	// magnitude) / (largest number of Out's type).
+	ScalesOut   Tensor
+	AmaxOut     Tensor // F32 [1]: raised to the largest magnitude of what becomes 8 bits
+	ScaleLayout ScaleLayout
+}
+
+// SwigluArgs is swiglu_args_t, its groups, and the stream. An output may be exactly one of the inputs.
 type SwigluArgs struct {
 	Flags        uint32
 	Gate, Up     Tensor
-	Out          Tensor // forward: required; backward: the output again
+	Out          Tensor // forward: required, of the config's Dtype or of 8 bits; backward: the output again
 	RowScale     Tensor
 	NumRows      Tensor
 	GradOut      Tensor // backward: required
@@ -77,8 +93,15 @@ type SwigluArgs struct {
 	GradRowScale Tensor
 	GateBias     Tensor // [d], or [E, d] with ExpertRows; added first
 	UpBias       Tensor
-	ExpertRows   Tensor  // I32 or I64 [E], with Gate [E, N, .., d]: rows of each expert; not together with NumRows
-	Stream       uintptr // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
+	ExpertRows   Tensor // I32 or I64 [E], with Gate [E, N, .., d]: rows of each expert; not together with NumRows
+	// I32 or I64 [E + 1], with Gate [N, .., d]: expert e has rows ExpertOffsets[e] to ExpertOffsets[e + 1] - 1; not
+	// together with NumRows or ExpertRows
+	ExpertOffsets Tensor
+	// I32 or I64 [N], with RowScale [M]: row i takes RowScale[RowIndex[i]], and is left out where that is no entry;
+	// GradRowScale is [N] then
+	RowIndex Tensor
+	Quant    *SwigluQuant // forward; nil: nothing is scaled
+	Stream   uintptr      // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
 }
 
 func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *errorText) error {
@@ -92,13 +115,32 @@ func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *erro
 		{"grad_up", &args.GradUp, &c.grad_up}, {"grad_row_scale", &args.GradRowScale, &c.grad_row_scale},
 		{"gate_bias", &args.GateBias, &input.gate_bias}, {"up_bias", &args.UpBias, &input.up_bias},
 		{"expert_rows", &args.ExpertRows, &input.expert_rows},
+		{"expert_offsets", &args.ExpertOffsets, &input.expert_offsets},
+		{"row_index", &args.RowIndex, &input.row_index},
 	})
 	if err != nil {
 		return err
 	}
+	var quant *C.swiglu_quant_args_t
+	if n := args.Quant; n != nil {
+		quant = &C.swiglu_quant_args_t{
+			struct_size:  C.sizeof_swiglu_quant_args_t,
+			flags:        C.uint32_t(n.Flags),
+			scale_floor:  C.double(n.ScaleFloor),
+			scale_layout: C.int32_t(n.ScaleLayout),
+		}
+		err := o.add(call, s.device, 14, []operand{
+			{"quant.scale", &n.Scale, &quant.scale}, {"quant.scales_out", &n.ScalesOut, &quant.scales_out},
+			{"quant.amax_out", &n.AmaxOut, &quant.amax_out},
+		})
+		if err != nil {
+			return err
+		}
+	}
 	h := &o.hosts
-	status := C.rope_go_gate(direction, s.desc, c, input, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5], h[6], h[7],
-		h[8], h[9], h[10], h[11], C.uint64_t(args.Stream), text.pointer(), text.size())
+	status := C.rope_go_gate(direction, s.desc, c, quant, input, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5],
+		h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16],
+		C.uint64_t(args.Stream), text.pointer(), text.size())
 	runtime.KeepAlive(s)
 	return text.of(status)
 }

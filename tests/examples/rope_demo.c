@@ -636,6 +636,52 @@ static double swiglu_error(const device_t *device, const gating_t *gating, int64
   return worst;
 }
 
+/* The number that a code of F8_E4M3 stands for: a sign, four bits of exponent, three of fraction. */
+static long double number_of(uint8_t code) {
+  const int exponent = code >> 3 & 15, fraction = code & 7;
+  if ((code & 127) == 127) return NAN;
+  const long double size = exponent == 0 ? ldexpl(fraction, -9) : ldexpl(8 + fraction, exponent - 10);
+  return (code & 128) != 0 ? -size : size;
+}
+
+/* The larger of the shares of two errors: of the scale of a group's largest magnitude, in fp32, and of codes, half the
+ * distance of neighbours. */
+static double codes_error(const device_t *device, const gating_t *gating, int64_t tokens, int width, int group,
+                          const uint8_t *codes, const float *scales) {
+  const int groups = width / group;
+  uint8_t *row = malloc((size_t)width);
+  float *row_scales = malloc((size_t)groups * sizeof(*row_scales));
+  if (row == NULL || row_scales == NULL) fail("not enough memory", "for the check");
+  double worst = 0.0;
+  for (int i = 0; i < num_checked(tokens); ++i) {
+    const int64_t token = checked_token(i, tokens);
+    const uint64_t first = (uint64_t)token * (uint64_t)width;
+    read_memory(device, row, codes + first, (size_t)width);
+    read_memory(device, row_scales, scales + token * groups, (size_t)groups * sizeof(*row_scales));
+    for (int g = 0; g < groups; ++g) {
+      const long double scale = row_scales[g];
+      long double largest = 0.0L, largest_error = 0.0L;
+      for (int channel = g * group; channel < (g + 1) * group; ++channel) {
+        const uint64_t at = first + (uint64_t)channel;
+        const long double gate = value_of(bf16_data(DATA_GATE, at));
+        const exact_t exact = swiglu_out(gating, gate, value_of(bf16_data(DATA_UP, at)), 0.0L);
+        const long double fp32_error = swiglu_fp32_error(gating, gate, exact) + 2.0L * ulp(exact.value, 23);
+        const int exponent = row[channel] >> 3 & 15;
+        const long double half = ldexpl(scale, (exponent > 0 ? exponent : 1) - 11);
+        const double share = (double)(fabsl(scale * number_of(row[channel]) - exact.value) / (half + fp32_error));
+        worst = fmax(worst, share == share ? share : INFINITY);
+        if (fabsl(exact.value) > largest) largest = fabsl(exact.value);
+        largest_error = fmaxl(largest_error, fp32_error);
+      }
+      const double share = (double)(fabsl(448.0L * scale - largest) / largest_error);
+      worst = fmax(worst, share == share ? share : INFINITY);
+    }
+  }
+  free(row);
+  free(row_scales);
+  return worst;
+}
+
 /* ---- The output ------------------------------------------------------------------------------------------------- */
 
 /* Prints a label and beside it the text, in lines of at most COLUMNS. */
@@ -853,6 +899,26 @@ static int demonstrate_swiglu(const device_t *device, const swiglu_desc_t *desc,
   snprintf(label, sizeof(label), "%s forward", gating->name);
   int right = report(device, label, worst, seconds, 3 * tensor_bytes);
 
+  /* For the next product in FP8: codes, and a scale of each group of channels. */
+  const int group = width % 128 == 0 ? 128 : 64;
+  const size_t scale_bytes = (size_t)(elements / group) * sizeof(float);
+  args->out.data = allocate(device, (size_t)elements);
+  args->out.dtype = ROPE_DTYPE_F8_E4M3;
+  swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+  quant.scales_out = (rope_tensor_t){.data = allocate(device, scale_bytes),
+                                     .dtype = ROPE_DTYPE_F32,
+                                     .ndim = 2,
+                                     .shape = {tokens, width / group, 0, 0}};
+  args->quant = &quant;
+  run(device, &operation);
+  worst = codes_error(device, gating, tokens, width, group, args->out.data, quant.scales_out.data);
+  seconds = median_seconds(device, &operation);
+  release(device, args->out.data);
+  release(device, quant.scales_out.data);
+  args->quant = NULL;
+  snprintf(label, sizeof(label), "%s forward to FP8", gating->name);
+  right = report(device, label, worst, seconds, 2 * tensor_bytes + (size_t)elements + scale_bytes) && right;
+
   void *grad_out = allocate_data(device, DATA_GRAD_OUT, elements);
   void *grad_gate = allocate(device, tensor_bytes);
   void *grad_up = allocate(device, tensor_bytes);
@@ -1033,7 +1099,8 @@ int main(int argc, char **argv) {
       "max error",
       "largest |output - exact| as a share of what librope promises: half a bf16 ulp for the "
       "rounding of the output, and for the arithmetic 2e-7 of the pair's length (RoPE), 7e-7 of it (with a "
-      "norm), 8 ulp of fp32 (SwiGLU; with alpha |alpha * gate| more) or 12 and 2^-15 of it (GeGLU); above 1 is wrong");
+      "norm), 8 ulp of fp32 (SwiGLU; with alpha |alpha * gate| more) or 12 and 2^-15 of it (GeGLU); to FP8, with a "
+      "scale of 128 or 64 channels, half the distance of two codes; above 1 is wrong");
   print_labelled("time", "median of repeated calls");
   print_labelled("rate", "bytes that must be read and written at least, divided by the time");
   print_labelled("of a copy", "the rate as a share of that of %s moving as many bytes",

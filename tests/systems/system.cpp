@@ -35,6 +35,30 @@ uint8_t code_of(rope_dtype_t dtype, Real value) {
   return code;
 }
 
+// A range says little where its ends become two codes, so that few may.
+int64_t wrong_codes(Workspace &workspace, const Array &array, const Outcome &outcome, Real tolerated) {
+  int64_t wrong = 0, neighbours = 0, open = 0;
+  for (const auto &[element, range] : outcome) {
+    const uint8_t low = code_of(array.memory.dtype, range.low), high = code_of(array.memory.dtype, range.high);
+    uint8_t actual;
+    std::memcpy(&actual, element_at(array.memory, {element}), 1);
+    if (low != high) ++open;
+    const bool is_right =
+        low == high ? actual == low : place_of(low) <= place_of(actual) && place_of(actual) <= place_of(high);
+    const bool is_near = place_of(low) - 1 <= place_of(actual) && place_of(actual) <= place_of(high) + 1;
+    if (!is_right && is_near) ++neighbours;
+    if (!is_right && !is_near && ++wrong <= 3) {
+      UNSCOPED_INFO("code " << element << ": expected " << +low << " to " << +high << ", got " << +actual);
+    }
+    workspace.accept(array.memory, {element});
+  }
+  const auto count = static_cast<Real>(outcome.size());
+  const bool is_tolerated = static_cast<Real>(neighbours) <= tolerated * count;
+  UNSCOPED_INFO(outcome.size() << " codes: " << neighbours << " are neighbours, " << open << " open");
+  CHECK(static_cast<Real>(open) <= 1 + count / 500);
+  return wrong + (is_tolerated ? 0 : neighbours);
+}
+
 }  // namespace
 
 int64_t Array::at(const Shape &index) const {
@@ -153,12 +177,46 @@ RopeCall::RopeCall(rope_dtype_t dtype, int32_t head_dim)
   config.dtype = dtype;
 }
 
-Array RopeCall::values(rope_dtype_t dtype, const Shape &shape, const std::function<Real(const Shape &)> &value) {
-  Array array = {shape, workspace_.tensor(dtype, {count_of(shape)})};
+Array array_of(Workspace &workspace, rope_dtype_t dtype, const Shape &shape,
+               const std::function<Real(const Shape &)> &value) {
+  Array array = {shape, workspace.tensor(dtype, {count_of(shape)})};
   for_each(shape, [&](const Shape &index) {
     oracle::encode(dtype, value(index), element_at(array.memory, {array.at(index)}));
   });
   return array;
+}
+
+Array integers_of(Workspace &workspace, rope_dtype_t dtype, const Shape &shape,
+                  const std::function<int64_t(const Shape &)> &value) {
+  Array array = {shape, workspace.tensor(dtype, {count_of(shape)})};
+  std::vector<int64_t> values;
+  for_each(shape, [&](const Shape &index) { values.push_back(value(index)); });
+  workspace.fill_integers(array.memory, [&](const Index &index) { return values[static_cast<size_t>(index[0])]; });
+  return array;
+}
+
+int64_t wrong_outcomes(Workspace &workspace, const Outcomes &outcomes, Real tolerated) {
+  int64_t wrong = 0;
+  for (const auto &[array, outcome] : outcomes) {
+    if (oracle::is_code(array.memory.dtype)) {
+      wrong += wrong_codes(workspace, array, outcome, tolerated);
+      continue;
+    }
+    for (const auto &[element, range] : outcome) {
+      const Real actual = value_at(array.memory, {element});
+      const Real middle = (range.low + range.high) / 2, slack = (range.high - range.low) / 2;
+      if (!tolerance::accepts(array.memory.dtype, actual, middle, slack) && ++wrong <= 3) {
+        UNSCOPED_INFO("element " << element << ": expected " << static_cast<double>(middle) << " +- "
+                                 << static_cast<double>(slack) << ", got " << static_cast<double>(actual));
+      }
+      workspace.accept(array.memory, {element});
+    }
+  }
+  return wrong;
+}
+
+Array RopeCall::values(rope_dtype_t dtype, const Shape &shape, const std::function<Real(const Shape &)> &value) {
+  return array_of(workspace_, dtype, shape, value);
 }
 
 Array RopeCall::data(const Shape &shape, rope_dtype_t dtype) {
@@ -174,11 +232,7 @@ Array RopeCall::angles(rope_dtype_t dtype, const Shape &shape) {
 }
 
 Array RopeCall::positions(rope_dtype_t dtype, const Shape &shape, const std::function<int64_t(const Shape &)> &value) {
-  Array array = {shape, workspace_.tensor(dtype, {count_of(shape)})};
-  std::vector<int64_t> values;
-  for_each(shape, [&](const Shape &index) { values.push_back(value(index)); });
-  workspace_.fill_integers(array.memory, [&](const Index &index) { return values[index[0]]; });
-  return array;
+  return integers_of(workspace_, dtype, shape, value);
 }
 
 Formula &RopeCall::formula(const Array &in, const Array &out) {
@@ -193,50 +247,6 @@ Outcome &RopeCall::outcome(const Array &out) {
 
 void RopeCall::expect_no_fault() {
   args.fault = positions(ROPE_DTYPE_I64, {2}, [](const Shape &) { return 0; }).tensor();
-}
-
-// A range whose ends become two codes is a weak check, so only few are permitted.
-int64_t RopeCall::wrong_codes(const Array &array, const Outcome &outcome) {
-  int64_t wrong = 0, neighbours = 0, open = 0;
-  for (const auto &[element, range] : outcome) {
-    const uint8_t low = code_of(array.memory.dtype, range.low), high = code_of(array.memory.dtype, range.high);
-    uint8_t actual;
-    std::memcpy(&actual, element_at(array.memory, {element}), 1);
-    if (low != high) ++open;
-    const bool is_right =
-        low == high ? actual == low : place_of(low) <= place_of(actual) && place_of(actual) <= place_of(high);
-    const bool is_near = place_of(low) - 1 <= place_of(actual) && place_of(actual) <= place_of(high) + 1;
-    if (!is_right && is_near) ++neighbours;
-    if (!is_right && !is_near && ++wrong <= 3) {
-      UNSCOPED_INFO("code " << element << ": expected " << +low << " to " << +high << ", got " << +actual);
-    }
-    workspace_.accept(array.memory, {element});
-  }
-  const auto count = static_cast<Real>(outcome.size());
-  const bool is_tolerated = static_cast<Real>(neighbours) <= tolerated_codes_ * count;
-  UNSCOPED_INFO(outcome.size() << " codes: " << neighbours << " are neighbours, " << open << " open");
-  CHECK(static_cast<Real>(open) <= 1 + count / 500);
-  return wrong + (is_tolerated ? 0 : neighbours);
-}
-
-int64_t RopeCall::wrong_outcomes() {
-  int64_t wrong = 0;
-  for (const auto &[array, outcome] : outcomes_) {
-    if (oracle::is_code(array.memory.dtype)) {
-      wrong += wrong_codes(array, outcome);
-      continue;
-    }
-    for (const auto &[element, range] : outcome) {
-      const Real actual = value_at(array.memory, {element});
-      const Real middle = (range.low + range.high) / 2, slack = (range.high - range.low) / 2;
-      if (!tolerance::accepts(array.memory.dtype, actual, middle, slack) && ++wrong <= 3) {
-        UNSCOPED_INFO("element " << element << ": expected " << static_cast<double>(middle) << " +- "
-                                 << static_cast<double>(slack) << ", got " << static_cast<double>(actual));
-      }
-      workspace_.accept(array.memory, {element});
-    }
-  }
-  return wrong;
 }
 
 int64_t RopeCall::wrong_elements(Direction direction) {
@@ -304,7 +314,7 @@ void RopeCall::check(Direction direction) {
       FAIL_CHECK(rope_status_name(status) << ": " << rope_last_error());
       continue;
     }
-    const int64_t wrong = wrong_elements(direction) + wrong_outcomes();
+    const int64_t wrong = wrong_elements(direction) + wrong_outcomes(workspace_, outcomes_, tolerated_codes_);
     INFO(wrong << " elements are wrong");
     CHECK(wrong == 0);
     std::string where;

@@ -105,6 +105,17 @@ struct Range {
 
 // The expected results of forward in elements of an array.
 using Outcome = std::vector<std::pair<int64_t, Range>>;
+using Outcomes = std::list<std::pair<Array, Outcome>>;
+
+// How many elements are not what the outcomes say. Where a range leaves a code open, each between its ends is right;
+// `tolerated` is the share of an outcome's codes that may be neighbours of these. Accepts the elements.
+int64_t wrong_outcomes(Workspace &workspace, const Outcomes &outcomes, Real tolerated);
+
+// Arrays of a workspace, filled.
+Array array_of(Workspace &workspace, rope_dtype_t dtype, const Shape &shape,
+               const std::function<Real(const Shape &)> &value);
+Array integers_of(Workspace &workspace, rope_dtype_t dtype, const Shape &shape,
+                  const std::function<int64_t(const Shape &)> &value);
 
 class RopeCall {
  public:
@@ -147,14 +158,12 @@ class RopeCall {
     Formula formula;
   };
   int64_t wrong_elements(Direction direction);
-  int64_t wrong_outcomes();
-  int64_t wrong_codes(const Array &array, const Outcome &outcome);
 
   Workspace workspace_;
   bool frozen_ = false;
   Real tolerated_codes_ = 0;
   std::list<Operand> operands_;
-  std::list<std::pair<Array, Outcome>> outcomes_;
+  Outcomes outcomes_;
 };
 
 // theta^(-2i/width): the frequency of pair i, in the systems' notation.

@@ -21,9 +21,9 @@ import importlib
 from typing import Any
 
 from ._enums import (Activation, Device, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors,
-                     NormType, QuantRounding, RotationRounding, Scaling, Sections, Style, TableRows)
+                     NormType, QuantRounding, RotationRounding, ScaleLayout, Scaling, Sections, Style, TableRows)
 from ._frequencies import ScaledFrequencies, SectionAxes, device_count, scaled_frequencies, section_axes, why_no_device
-from ._groups import Cache, Input, Norm, NormGradient, Quant
+from ._groups import Cache, Input, Norm, NormGradient, Quant, SwigluQuant
 from ._hf_config import from_hf_config
 from ._library import (CudaError, Error, InternalError, InvalidArgument, NoDevice, NotSupported, OutOfMemory,
                        __version__, build_info, version)
@@ -56,12 +56,14 @@ __all__ = [
     "QuantRounding",
     "RopeDesc",
     "RotationRounding",
+    "ScaleLayout",
     "ScaledFrequencies",
     "Scaling",
     "SectionAxes",
     "Sections",
     "Style",
     "SwigluDesc",
+    "SwigluQuant",
     "TableRows",
     "__version__",
     "build_info",

@@ -8,8 +8,8 @@ import sys
 import sysconfig
 from typing import Any, Callable, Optional, Tuple
 
-from ._enums import Device, TableRows
-from ._groups import Cache, Input, Norm, Quant
+from ._enums import Device, ScaleLayout, TableRows
+from ._groups import Cache, Input, Norm, Quant, SwigluQuant
 from ._library import beside_library, function_table, package_version
 
 Builtin = Callable[..., Any]
@@ -37,7 +37,7 @@ def _load() -> Tuple[str, Tuple[Builtin, ...]]:
     load.restype = ctypes.py_object
     load.argtypes = [ctypes.c_int32, ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
     devices = ((int(Device.CPU), 0), *[(int(Device.CUDA), ordinal) for ordinal in range(_MAX_ORDINALS)])
-    classes = Norm, Cache, Quant, Input, TableRows
+    classes = Norm, Cache, Quant, Input, SwigluQuant, TableRows, ScaleLayout.STRIDED
     builtins = load(package_version(), ctypes.addressof(functions), classes, devices)
     if builtins is NotImplemented:
         return f"{file}: it is of another version", (absent,) * 5

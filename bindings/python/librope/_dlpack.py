@@ -16,7 +16,9 @@ FLAG_IS_COPIED = 2
 # Kinds of memory. Pinned and managed memory is for both the CPU and CUDA.
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
-# (code, bits): signed integers are 0, IEEE floats 2, bfloat 4, float8_e4m3fn 10, float8_e5m2 12, float8_e8m0fnu 14
+# (code, bits): signed integers are 0, IEEE floats 2, bfloat 4, float8_e4m3fn 10, float8_e5m2 12, float8_e8m0fnu 14,
+# float4_e2m1fn 17
+_FLOAT4 = 17  # of which an element has two lanes
 _DTYPES = {
     (2, 32): _abi.ROPE_DTYPE_F32,
     (2, 16): _abi.ROPE_DTYPE_F16,
@@ -27,6 +29,7 @@ _DTYPES = {
     (10, 8): _abi.ROPE_DTYPE_F8_E4M3,
     (12, 8): _abi.ROPE_DTYPE_F8_E5M2,
     (14, 8): _abi.ROPE_DTYPE_F8_E8M0,
+    (_FLOAT4, 4): _abi.ROPE_DTYPE_F4_E2M1X2,
 }
 
 
@@ -118,7 +121,8 @@ def read(capsule: Any) -> Contents:
     return Contents(
         capsule=capsule,
         data=(tensor.data or 0) + tensor.byte_offset,
-        dtype=_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None,
+        dtype=_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == (
+            2 if tensor.code == _FLOAT4 else 1) else None,
         dtype_text=f"DLPack code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes",
         shape=shape,
         stride=stride,

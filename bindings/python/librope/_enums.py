@@ -15,7 +15,8 @@ class Device(IntEnum):
 
 class Dtype(IntEnum):
     """Also accepted: "f32", "float32" and the like, and the dtype objects of torch, NumPy, CuPy and JAX. F8_E4M3 is
-    float8_e4m3fn, F8_E5M2 float8_e5m2 and F8_E8M0 float8_e8m0fnu, of torch and of ml_dtypes."""
+    float8_e4m3fn, F8_E5M2 float8_e5m2 and F8_E8M0 float8_e8m0fnu, of torch and of ml_dtypes. F4_E2M1X2 is torch's
+    float4_e2m1fn_x2, two channels in each element."""
 
     F32 = _abi.ROPE_DTYPE_F32
     F16 = _abi.ROPE_DTYPE_F16
@@ -118,6 +119,14 @@ class LimitRule(IntEnum):
     ACTIVATION = _abi.SWIGLU_LIMIT_ACTIVATION
 
 
+class ScaleLayout(IntEnum):
+    """Where SwiGLU's written scales lie: by their strides, or in tiles of 128 rows and 4 groups, as cuBLAS reads them;
+    also accepted: "strided" and "128x4"."""
+
+    STRIDED = _abi.SWIGLU_SCALE_LAYOUT_STRIDED
+    TILES_128X4 = _abi.SWIGLU_SCALE_LAYOUT_128X4
+
+
 class Scaling(IntEnum):
     """Recipes of context scaling; the header has their formulas."""
 
@@ -163,6 +172,7 @@ QUANT_ROUNDINGS = _names(QuantRounding)
 ROTATION_ROUNDINGS = _names(RotationRounding)
 ACTIVATIONS = _names(Activation)
 LIMIT_RULES = _names(LimitRule)
+SCALE_LAYOUTS: Dict[str, int] = {"strided": ScaleLayout.STRIDED, "128x4": ScaleLayout.TILES_128X4}
 SCALINGS = _names(Scaling)
 SECTIONS = _names(Sections)
 DTYPES = {
@@ -176,6 +186,7 @@ DTYPES = {
     "float8_e4m3fn": _abi.ROPE_DTYPE_F8_E4M3,
     "float8_e5m2": _abi.ROPE_DTYPE_F8_E5M2,
     "float8_e8m0fnu": _abi.ROPE_DTYPE_F8_E8M0,
+    "float4_e2m1fn_x2": _abi.ROPE_DTYPE_F4_E2M1X2,
 }
 
 

@@ -1,9 +1,10 @@
-# _groups.py - the operand groups of RopeDesc.forward: rope_norm_args_t and its like
+# _groups.py - the operand groups of calls: rope_norm_args_t, swiglu_quant_args_t and their like
 from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from ._types import Tensor
+from ._enums import ScaleLayout
+from ._types import AnyScaleLayout, Tensor
 
 
 class Norm(NamedTuple):
@@ -102,6 +103,31 @@ class Quant(NamedTuple):
     scale_floor: float = 0.0
     scale_multiplies: bool = False
     power_of_two: bool = False
+
+
+class SwigluQuant(NamedTuple):
+    """Scales of SwiGLU's output of 8 or 4 bits: swiglu_quant_args_t in <rope/rope.h>. Codes are made as Quant says.
+
+    scale:            F32 [1], or [E] with experts, above 0; None: 1. Beside scales_out of F8_E4M3 (NVFP4) it is their
+                      global factor
+    scales_out:       F32 or F8_E8M0, with an out of 4 bits also F8_E4M3, written instead: the first axes of gate, at
+                      least one, with expert_rows two, and not all, then G: each of G groups of neighbouring channels
+                      of gate's other axes has the scale (largest magnitude) / (largest number of the type). Gate
+                      [N, d] has [N, 1] by row and [N, d/128] by 128. G may be split, [.., G/4, 4]. Any strides:
+                      column-major scales are a transposed view
+    amax_out:         F32 [1]: a call raises it to the largest magnitude of what becomes 8 or 4 bits
+    scale_floor, scale_multiplies, power_of_two: as in Quant
+    scale_layout:     "strided", or "128x4": scales_out [.., 128 ceil(M/128), 4 ceil(G/4)] of gate [.., M, d] has tiles
+                      of 128 rows and 4 groups, with 0 as the padding
+    """
+
+    scale: Optional[Tensor] = None
+    scales_out: Optional[Tensor] = None
+    amax_out: Optional[Tensor] = None
+    scale_floor: float = 0.0
+    scale_multiplies: bool = False
+    power_of_two: bool = False
+    scale_layout: AnyScaleLayout = ScaleLayout.STRIDED
 
 
 class Input(NamedTuple):

@@ -110,6 +110,12 @@ class Call:
             if x is not None:
                 self.add(name, x)
 
+    def add_fields(self, fields: Sequence[Tuple[str, bool]], group: Any) -> None:
+        """The tensors of a group, by their names and whether they are written."""
+        for (name, is_written), x in zip(fields, group):
+            if x is not None:
+                (self.add_written if is_written else self.add)(name, x)
+
     def add_again(self, name: str) -> None:
         """The tensor before, as another operand too. Not the key of a new one, which has strides of its own."""
         self.key.append((name,))

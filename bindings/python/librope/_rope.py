@@ -9,6 +9,7 @@ from ._descriptor import Descriptor
 from ._enums import (LAYOUTS, NORM_EXTENTS, NORM_ORDERS, NORM_ROUNDINGS, NORM_TENSORS, NORM_TYPES, QUANT_ROUNDINGS,
                      ROTATION_ROUNDINGS, STYLES, TABLE_ROWS, NormExtent, NormOrder, TableRows, bits_of, dtype_number,
                      number_of)
+from ._group_reader import fields_of, read_group
 from ._groups import Cache, Input, Norm, NormGradient, Quant
 from ._integers import fill, integers_for
 from ._kept import Call, Unkept
@@ -407,7 +408,7 @@ class RopeDesc(Descriptor):
                 f"{function}: out has {len(outputs)} tensors: it must have one for each of {len(inputs)} inputs")
         cached: List[str] = []
         if cache is not None:
-            _read_group(args, reader, "cache", cache, Cache, is_dry)
+            read_group(args, reader, "cache", cache, Cache, is_dry)
             cached += [field for field, x in (("k", cache.k_cache), ("v", cache.v_cache)) if x is not None]
         passed = _passed(input)
         results: List[Any] = []
@@ -441,11 +442,11 @@ class RopeDesc(Descriptor):
             reader.read(args, "fault", fault, is_output=True, is_ours=is_dry)
         if norm is not None:
             is_gradient = function == "rope_backward" or (is_dry and isinstance(norm, NormGradient))
-            _read_group(args, reader, "norm", norm, NormGradient if is_gradient else Norm, is_dry)
+            read_group(args, reader, "norm", norm, NormGradient if is_gradient else Norm, is_dry)
         if quant is not None:
-            _read_group(args, reader, "quant", quant, Quant, is_dry)
+            read_group(args, reader, "quant", quant, Quant, is_dry)
         if input is not None:
-            _read_group(args, reader, "input", input, Input)
+            read_group(args, reader, "input", input, Input)
         return reader, args, handle, tuple(results)
 
 
@@ -457,12 +458,9 @@ def _passed(group: Any) -> List[str]:
 
 _INPUTS = (("q", "q_out"), ("k", "k_out"), ("v", "v_out"))
 _OPERANDS = ("positions", "start_positions", "cu_seqlens", "cos", "sin", "angles")
-WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scales", "k_pass_scales", "q_scales_out",
-                     "k_scales_out", "v_scales_out", "amax_out", "grad_q_weight", "grad_k_weight", "grad_q_bias",
-                     "grad_k_bias"}
 _NORM_FIELDS = ["norm." + field for field in Norm._fields]
-_CACHE_FIELDS = [("cache." + field, field in WRITTEN_IN_GROUPS) for field in Cache._fields[:-1]]
-_QUANT_FIELDS = [("quant." + field, field in WRITTEN_IN_GROUPS) for field in Quant._fields[:-3]]
+_CACHE_FIELDS = fields_of("cache", Cache)
+_QUANT_FIELDS = fields_of("quant", Quant)
 _INPUT_FIELDS = ["input." + field for field in Input._fields]
 
 
@@ -505,47 +503,13 @@ def _look(
             call.add_each(_NORM_FIELDS, norm)
         if cache is not None:
             call.key.append(bool(cache.skip_slot_0))
-            for (name, is_written), x in zip(_CACHE_FIELDS, cache[:-1]):
-                if x is not None:
-                    (call.add_written if is_written else call.add)(name, x)
+            call.add_fields(_CACHE_FIELDS, cache)
         if quant is not None:
             call.key += ("quant", quant.scale_floor, bool(quant.scale_multiplies), bool(quant.power_of_two))
-            for (name, is_written), x in zip(_QUANT_FIELDS, quant[:-3]):
-                if x is not None:
-                    (call.add_written if is_written else call.add)(name, x)
+            call.add_fields(_QUANT_FIELDS, quant)
         if input is not None:
             call.key.append("input")
             call.add_each(_INPUT_FIELDS, input)
     except Unkept:
         return None
     return call if call.names else None
-
-
-def _check_group(function: str, field: str, group: object, cls: type) -> None:
-    if not isinstance(group, cls):
-        given = type(group)
-        raise TypeError(
-            f"{function}: {field}: it is a {given.__module__}.{given.__qualname__}: it must be a librope."
-            f"{cls.__name__}")
-
-
-_GROUP_FLAGS = {
-    "skip_slot_0": _abi.ROPE_CACHE_FLAG_SKIP_SLOT_0,
-    "scale_multiplies": _abi.ROPE_QUANT_FLAG_SCALE_MULTIPLIES,
-    "power_of_two": _abi.ROPE_QUANT_FLAG_POWER_OF_TWO,
-}
-
-
-def _read_group(args: Any, reader: Reader, name: str, group: Any, cls: type, is_dry: bool = False) -> None:
-    _check_group(reader.function, name, group, cls)
-    struct_type = getattr(_abi, f"rope_{name}_args_t")
-    struct = struct_type(struct_size=ctypes.sizeof(struct_type))
-    for field, x in group._asdict().items():
-        if field in _GROUP_FLAGS:
-            struct.flags |= _GROUP_FLAGS[field] if x else 0
-        elif field == "scale_floor":
-            fill(struct, f"{reader.function}: {name}", scale_floor=x)
-        elif x is not None:
-            is_written = field in WRITTEN_IN_GROUPS
-            reader.read(struct, field, x, is_output=is_written, is_ours=is_written and is_dry, group=f"{name}.")
-    setattr(args, name, ctypes.pointer(struct))

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, o
 
 from . import _abi, _calls
 from ._descriptor import Descriptor
-from ._enums import ACTIVATIONS, LIMIT_RULES, Activation, LimitRule, dtype_number, number_of
+from ._enums import (ACTIVATIONS, LIMIT_RULES, QUANT_ROUNDINGS, Activation, LimitRule, ScaleLayout, bits_of,
+                     dtype_number, number_of)
+from ._group_reader import fields_of, read_group
+from ._groups import SwigluQuant
 from ._integers import fill
 from ._kept import Call, Unkept
 from ._library import check, lib
 from ._rope import explanation, flags_of
 from ._tensors import Reader, dtype_of
-from ._types import AnyActivation, AnyDtype, AnyLimitRule, GatingGradients, Gradients, K, Q, Tensor, V
+from ._types import (AnyActivation, AnyDtype, AnyLimitRule, AnyQuantRounding, GatingGradients, Gradients, K, Q, Tensor,
+                     V)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -43,6 +47,7 @@ class SwigluDesc(Descriptor):
     limit_rule:  "gate": as above; "activation": limit bounds g * sigmoid(alpha * g) instead of gate
     product_rounding: the activation is rounded to a dtype of 16 bits before it is multiplied, as in torch's
                  silu(gate) * up
+    quant_rounding: "first": values are rounded to dtype before they are scaled and quantised
     """
 
     _config_type = _abi.swiglu_config_t
@@ -65,6 +70,7 @@ class SwigluDesc(Descriptor):
         up_softcap: float = 0.0,
         limit_rule: AnyLimitRule = LimitRule.GATE,
         product_rounding: bool = False,
+        quant_rounding: AnyQuantRounding = 0,
     ) -> None:
         config = fill(
             _abi.swiglu_config_t(), "swiglu_desc_create",
@@ -80,6 +86,7 @@ class SwigluDesc(Descriptor):
             up_softcap=up_softcap,
             limit_rule=number_of(LIMIT_RULES, "limit_rule", limit_rule),
             product_rounding=_abi.SWIGLU_PRODUCT_ROUND_ACTIVATION if product_rounding else 0,
+            quant_rounding=bits_of(QUANT_ROUNDINGS, "quant_rounding", quant_rounding),
         )
         super().__init__(config, device)
 
@@ -94,33 +101,45 @@ class SwigluDesc(Descriptor):
         gate_bias: Optional[Tensor] = None,
         up_bias: Optional[Tensor] = None,
         expert_rows: Optional[Tensor] = None,
+        expert_offsets: Optional[Tensor] = None,
+        row_index: Optional[Tensor] = None,
+        quant: Optional[SwigluQuant] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Q:
         """Returns out.
 
         gate, up:  rank 1 to 4, one shape, any strides; two halves of a packed tensor are two views
-        out:       None: a new tensor of gate's framework. It may be gate or up itself
+        out:       None: a new tensor of gate's framework and dtype. It may be gate or up itself, or of F8_E4M3 or
+                   F8_E5M2, but for F64 data
         row_scale: factors of the rows, F32 or the descriptor's dtype; its axes are the first ones of gate
         num_rows:  I32 or I64 [1], where the tensors are: entries of gate's first axis that count. The others are not
                    touched, and 0 in a new output
         gate_bias, up_bias: F32 or the descriptor's dtype, [d], or [E, d] with experts; added first
         expert_rows: I32 or I64 [E] with gate [E, N, .., d], instead of num_rows: rows of each expert that count
+        expert_offsets: I32 or I64 [E + 1] with gate [N, .., d], instead of both: expert e has the rows
+                   expert_offsets[e] to expert_offsets[e + 1] - 1; rows without an expert do not count
+        row_index: I32 or I64 [N] with row_scale [M]: row i takes row_scale[row_index[i]]; a row whose index is below
+                   0, or not below M, does not count
+        quant:     a SwigluQuant: scales of an out of 8 bits, which without them is not scaled
         stream, programmatic_launch: as for RopeDesc.forward
         """
         if stream is None:
             result: Q = _calls.gate(
-                self, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch)
+                self, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
+                programmatic_launch, quant)
             if result is not NotImplemented:
                 return result
-        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
-        zeroed = num_rows is not None or expert_rows is not None
-        call = _look("swiglu_forward", programmatic_launch, inputs, (("out", out, gate),))
+        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index)
+        zeroed = _leaves_rows_out(inputs)
+        call = _look("swiglu_forward", programmatic_launch, inputs, (("out", out, gate),), quant=quant)
         if call is not None and self._call_kept("swiglu_forward", call, stream, zeroed):
             kept: Q = call.results[0]
             return kept
         reader, args, handle = self._begin("swiglu_forward", *inputs, programmatic_launch, stream)
         written: Q = _output(reader, args, "out", out, gate, zeroed)
+        if quant is not None:
+            read_group(args, reader, "quant", quant, SwigluQuant, library="swiglu")
         check(lib.swiglu_forward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
         self._keep(call, args, reader)
@@ -156,13 +175,15 @@ class SwigluDesc(Descriptor):
         gate_bias: Optional[Tensor] = None,
         up_bias: Optional[Tensor] = None,
         expert_rows: Optional[Tensor] = None,
+        expert_offsets: Optional[Tensor] = None,
+        row_index: Optional[Tensor] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Tuple[Optional[Tensor], ...]:
         """Returns (grad_gate, grad_up), and grad_row_scale as a third where row_scale is given.
 
-        grad_out, gate, up: one shape; row_scale, num_rows, biases, expert_rows: as for forward
-        grad_gate, grad_up, grad_row_scale: None: a new tensor; False: not wanted, None is returned; otherwise written
+        grad_out, gate, up: one shape; row_scale, num_rows and the others: as for forward
+        grad_gate, grad_up, grad_row_scale: None: a new tensor, but for the [N] of grad_row_scale with row_index; False: not wanted, None is returned; otherwise written
                             there. The first two may be any one of grad_out, gate and up
         out:                if given, receives the output again (activation checkpointing)
 
@@ -172,11 +193,15 @@ class SwigluDesc(Descriptor):
         if stream is None:
             results: Tuple[Optional[Tensor], ...] = _calls.gate_back(
                 self, grad_out, gate, up, grad_gate, grad_up, grad_row_scale, out, row_scale, num_rows, gate_bias,
-                up_bias, expert_rows, programmatic_launch)
+                up_bias, expert_rows, expert_offsets, row_index, programmatic_launch)
             if results is not NotImplemented:
                 return results
-        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows)
-        zeroed = num_rows is not None or expert_rows is not None
+        inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index)
+        zeroed = _leaves_rows_out(inputs)
+        if row_index is not None and row_scale is not None and grad_row_scale is None:
+            raise ValueError(
+                "swiglu_backward: grad_row_scale is None: with row_index it must be a tensor [N] of row_scale's dtype, "
+                "or False")
         outputs = [("grad_gate", grad_gate, gate), ("grad_up", grad_up, up)]
         if row_scale is not None:
             outputs.append(("grad_row_scale", grad_row_scale, row_scale))
@@ -208,6 +233,9 @@ class SwigluDesc(Descriptor):
         gate_bias: Optional[Tensor] = None,
         up_bias: Optional[Tensor] = None,
         expert_rows: Optional[Tensor] = None,
+        expert_offsets: Optional[Tensor] = None,
+        row_index: Optional[Tensor] = None,
+        quant: Optional[SwigluQuant] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> str:
@@ -217,8 +245,10 @@ class SwigluDesc(Descriptor):
         Takes what they take, and runs nothing. Outputs that are None are made as they would make them, and dropped.
         """
         reader, args, handle = self._begin(
-            "swiglu_explain", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch,
-            stream)
+            "swiglu_explain", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
+            programmatic_launch, stream)
+        if quant is not None:
+            read_group(args, reader, "quant", quant, SwigluQuant, is_dry=True, library="swiglu")
         # As owners they live until the text is there, so that none gets the address of another.
         if grad_out is not None:
             reader.owners += _gradients(
@@ -232,7 +262,8 @@ class SwigluDesc(Descriptor):
 
     def _begin(
             self, function: str, gate: Any, up: Any, row_scale: Any, num_rows: Any, gate_bias: Any, up_bias: Any,
-            expert_rows: Any, programmatic_launch: bool, stream: Any) -> Tuple[Reader, Any, Any]:
+            expert_rows: Any, expert_offsets: Any, row_index: Any, programmatic_launch: bool,
+            stream: Any) -> Tuple[Reader, Any, Any]:
         args = _abi.swiglu_args_t()
         args.struct_size = _ARGS_SIZE
         args.flags = flags_of(programmatic_launch)
@@ -241,22 +272,33 @@ class SwigluDesc(Descriptor):
         for field, x in (("gate", gate), ("up", up), ("row_scale", row_scale), ("num_rows", num_rows)):
             if x is not None:
                 reader.read(args, field, x)
-        if gate_bias is not None or up_bias is not None or expert_rows is not None:
+        further = [(field, x) for field, x in zip(
+            _FURTHER, (gate_bias, up_bias, expert_rows, expert_offsets, row_index)) if x is not None]
+        if further:
             group = _abi.swiglu_input_args_t(struct_size=_INPUT_ARGS_SIZE)
-            for field, x in (("gate_bias", gate_bias), ("up_bias", up_bias), ("expert_rows", expert_rows)):
-                if x is not None:
-                    reader.read(group, field, x)
+            for field, x in further:
+                reader.read(group, field, x)
             args.input = ctypes.pointer(group)
         return reader, args, handle
 
 
-_INPUTS = ("gate", "up", "row_scale", "num_rows", "input.gate_bias", "input.up_bias", "input.expert_rows")
+_QUANT_FIELDS = fields_of("quant", SwigluQuant)
+_FURTHER = "gate_bias", "up_bias", "expert_rows", "expert_offsets", "row_index"
+_INPUTS = "gate", "up", "row_scale", "num_rows", *["input." + field for field in _FURTHER]
+
+
+def _leaves_rows_out(inputs: Sequence[Any]) -> bool:
+    """Whether a call may leave rows of its outputs as they are."""
+    return any(x is not None for x in (inputs[3], *inputs[6:]))
 
 
 def _look(
         function: str, programmatic_launch: bool, inputs: Sequence[Any], outputs: Sequence[Tuple[str, Any, Any]],
-        grad_out: Any = None, again: Any = None) -> Optional[Call]:
+        grad_out: Any = None, again: Any = None, quant: Any = None) -> Optional[Call]:
     """What a call is given; `again`: where backward writes the output. None: it takes the long way."""
+    if quant is not None and (type(quant) is not SwigluQuant or type(quant.scale_floor) is not float or
+                              quant.scale_layout is not ScaleLayout.STRIDED):
+        return None
     call = Call(function, flags_of(programmatic_launch))
     try:
         call.add_each(_INPUTS, inputs)
@@ -266,6 +308,9 @@ def _look(
             call.add_output(name, output, like)
         if again is not None:
             call.add_written("out", again)
+        if quant is not None:
+            call.key += ("quant", quant.scale_floor, bool(quant.scale_multiplies), bool(quant.power_of_two))
+            call.add_fields(_QUANT_FIELDS, quant)
     except Unkept:
         return None
     return call
@@ -300,15 +345,20 @@ def _output(reader: Reader, args: Any, field: str, output: Any, like: Any, zeroe
     return output
 
 
+def as_bits(value: Any) -> Any:
+    """Bits as users write them, to be a part of a key."""
+    return value if isinstance(value, (int, str)) else tuple(value)
+
+
 @lru_cache(maxsize=64, typed=True)  # 1.0 and True are no number of threads
 def cached_desc(
         dtype: int, alpha: float, limit: float, up_offset: float, out_scale: float, num_threads: int,
         activation: AnyActivation, gate_softcap: float, up_softcap: float, limit_rule: AnyLimitRule,
-        product_rounding: bool) -> SwigluDesc:
+        product_rounding: bool, quant_rounding: AnyQuantRounding) -> SwigluDesc:
     return SwigluDesc(
         dtype=dtype, alpha=alpha, limit=limit, up_offset=up_offset, out_scale=out_scale, num_threads=num_threads,
         activation=activation, gate_softcap=gate_softcap, up_softcap=up_softcap, limit_rule=limit_rule,
-        product_rounding=product_rounding)
+        product_rounding=product_rounding, quant_rounding=quant_rounding)
 
 
 def swiglu(
@@ -321,6 +371,8 @@ def swiglu(
     gate_bias: Optional[Tensor] = None,
     up_bias: Optional[Tensor] = None,
     expert_rows: Optional[Tensor] = None,
+    expert_offsets: Optional[Tensor] = None,
+    row_index: Optional[Tensor] = None,
     alpha: float = 0.0,
     limit: float = 0.0,
     up_offset: float = 0.0,
@@ -331,6 +383,8 @@ def swiglu(
     up_softcap: float = 0.0,
     limit_rule: AnyLimitRule = LimitRule.GATE,
     product_rounding: bool = False,
+    quant_rounding: AnyQuantRounding = 0,
+    quant: Optional[SwigluQuant] = None,
     programmatic_launch: bool = False,
     stream: Any = None,
 ) -> Q:
@@ -342,13 +396,17 @@ def swiglu(
     num_rows:      [1]
     gate_bias, up_bias: [d], or [E, d] with experts
     expert_rows:   [E] with gate [E, N, .., d]
+    expert_offsets: [E + 1] with gate [N, .., d]
+    row_index:     [N], with row_scale [M]
+    quant:         a SwigluQuant, with an out of 8 bits
     """
     desc = cached_desc(
         dtype_of("swiglu_forward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads, activation,
-        gate_softcap, up_softcap, limit_rule, product_rounding)
+        gate_softcap, up_softcap, limit_rule, product_rounding, as_bits(quant_rounding))
     return desc.forward(
         gate, up, out, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
-        expert_rows=expert_rows, programmatic_launch=programmatic_launch, stream=stream)
+        expert_rows=expert_rows, expert_offsets=expert_offsets, row_index=row_index, quant=quant,
+        programmatic_launch=programmatic_launch, stream=stream)
 
 
 @overload
@@ -381,6 +439,8 @@ def swiglu_backward(
     gate_bias: Optional[Tensor] = None,
     up_bias: Optional[Tensor] = None,
     expert_rows: Optional[Tensor] = None,
+    expert_offsets: Optional[Tensor] = None,
+    row_index: Optional[Tensor] = None,
     alpha: float = 0.0,
     limit: float = 0.0,
     up_offset: float = 0.0,
@@ -391,6 +451,7 @@ def swiglu_backward(
     up_softcap: float = 0.0,
     limit_rule: AnyLimitRule = LimitRule.GATE,
     product_rounding: bool = False,
+    quant_rounding: AnyQuantRounding = 0,
     programmatic_launch: bool = False,
     stream: Any = None,
 ) -> Tuple[Optional[Tensor], ...]:
@@ -400,8 +461,8 @@ def swiglu_backward(
     """
     desc = cached_desc(
         dtype_of("swiglu_backward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads, activation,
-        gate_softcap, up_softcap, limit_rule, product_rounding)
+        gate_softcap, up_softcap, limit_rule, product_rounding, as_bits(quant_rounding))
     return desc.backward(
         grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale, out=out,
         row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias, expert_rows=expert_rows,
-        programmatic_launch=programmatic_launch, stream=stream)
+        expert_offsets=expert_offsets, row_index=row_index, programmatic_launch=programmatic_launch, stream=stream)

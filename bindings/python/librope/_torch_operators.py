@@ -13,7 +13,8 @@ its groups. A result whose operand is absent is None.
   step             writes outputs, caches, their scales, amax_out and fault. An output without its input is rotated in
                    place, and an input without an output is cached only. uint8 is float8_e8m0fnu here
   swiglu           a new tensor
-  swiglu_out       writes out
+  swiglu_out       writes out, scales_out and amax_out. uint8 is float8_e8m0fnu here, too,
+                   and float4_e2m1fn_x2 as out
   swiglu_backward  new gradients of gate, up and row_scale, those of which `wanted` has the bits 1, 2 and 4
 
 They have no derivatives of their own, and do not tell autograd what they write: librope.torch and descriptors do."""
@@ -31,7 +32,8 @@ from torch.autograd.graph import increment_version
 
 from . import _abi, _calls
 from ._enums import Layout, TableRows
-from ._groups import Cache, Input, Norm, NormGradient, Quant
+from ._group_reader import tensors_of
+from ._groups import Cache, Input, Norm, NormGradient, Quant, SwigluQuant
 from ._library import function_table, package_version, torch_operators_path
 from ._rope import RopeDesc
 from ._swiglu import SwigluDesc
@@ -39,15 +41,26 @@ from ._tensors import MAX_NDIM, framework_of
 
 SKIP_SLOT_0 = 1 << 16  # of a Cache
 HAS_NORM = 1 << 17  # there is a norm, with weights or without
-SCALE_MULTIPLIES = 1 << 18  # of a Quant
+SCALE_MULTIPLIES = 1 << 18  # of a Quant or SwigluQuant
 POWER_OF_TWO = 1 << 19
 
 _E8M0 = getattr(torch, "float8_e8m0fnu", None)  # from torch 2.7 on
+_E2M1X2 = getattr(torch, "float4_e2m1fn_x2", None)  # from torch 2.8 on
 
 
 def as_bytes(x: Any) -> Any:
-    """Scales of float8_e8m0fnu as uint8: torch.compile's inductor refuses operators that write the former."""
-    return x.view(torch.uint8) if isinstance(x, Tensor) and x.dtype == _E8M0 else x
+    """Scales of float8_e8m0fnu and codes of 4 bits as uint8: torch.compile's inductor refuses operators that write the
+    former."""
+    return x.view(torch.uint8) if isinstance(x, Tensor) and is_as_bytes(x.dtype) else x
+
+
+def is_as_bytes(dtype: torch.dtype) -> bool:
+    return dtype == _E8M0 or dtype == _E2M1X2
+
+
+def has_two_channels(dtype: Optional[torch.dtype]) -> bool:
+    """Whether an element is two channels."""
+    return dtype is not None and dtype == _E2M1X2
 
 
 def _as_scales(x: Any) -> Any:
@@ -60,7 +73,7 @@ _OPERANDS = f"bool is_backward, {_ROTATION}"
 _NORM = "Tensor? q_weight=None, Tensor? k_weight=None, Tensor? q_bias=None, Tensor? k_bias=None"
 _GATING = (
     "Tensor? row_scale=None, Tensor? num_rows=None, Tensor? gate_bias=None, Tensor? up_bias=None, "
-    "Tensor? expert_rows=None, int flags=0")
+    "Tensor? expert_rows=None, Tensor? expert_offsets=None, Tensor? row_index=None, int flags=0")
 # torch_operators.cpp reads the arguments in this order.
 _SCHEMAS = (
     f"rotate(str desc, Tensor q, Tensor? k, Tensor? v, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
@@ -78,7 +91,8 @@ _SCHEMAS = (
     "Tensor(m!)? v_scales_out=None, Tensor(n!)? amax_out=None, float scale_floor=0.0, Tensor? q_pass=None, "
     "Tensor? k_pass=None, Tensor? q_row_factor=None, Tensor? k_row_factor=None, Tensor? v_row_factor=None) -> ()",
     f"swiglu(str desc, Tensor gate, Tensor up, {_GATING}) -> Tensor",
-    f"swiglu_out(str desc, Tensor gate, Tensor up, Tensor(a!) out, {_GATING}) -> ()",
+    f"swiglu_out(str desc, Tensor gate, Tensor up, Tensor(a!) out, {_GATING}, Tensor? scale=None, "
+    "Tensor(b!)? scales_out=None, Tensor(c!)? amax_out=None, float scale_floor=0.0, int scale_layout=0) -> ()",
     "swiglu_backward(str desc, Tensor grad_out, Tensor gate, Tensor up, int wanted, "
     f"{_GATING}) -> (Tensor, Tensor, Tensor)",
 )
@@ -219,6 +233,19 @@ def _has_any(operands: Sequence[Any]) -> bool:
     return any(x is not None for x in operands)
 
 
+def quant_flags(quant: Any) -> int:
+    """The flags of a Quant or SwigluQuant."""
+    return (SCALE_MULTIPLIES if quant.scale_multiplies else 0) | (POWER_OF_TWO if quant.power_of_two else 0)
+
+
+def _take_quant(cls: Any, flags: int, given: Iterator[Any]) -> Any:
+    """The group of the flags, and of the next of the operands that are given; None where it says nothing."""
+    quant = _take_operands(cls(), given)._replace(
+        scale_multiplies=bool(flags & SCALE_MULTIPLIES), power_of_two=bool(flags & POWER_OF_TWO),
+        scale_floor=next(given, 0.0))
+    return quant if _has_any(tensors_of(quant)) or quant_flags(quant) or quant.scale_floor else None
+
+
 def _python_step(
         key: str, q: Optional[Tensor], k: Optional[Tensor], v: Optional[Tensor], q_out: Optional[Tensor],
         k_out: Optional[Tensor], v_out: Optional[Tensor], is_backward: bool, positions: Optional[Tensor] = None,
@@ -233,15 +260,13 @@ def _python_step(
     given = iter([_as_scales(x) for x in groups])
     norm = _take_operands(Norm(), given)
     cache = _take_operands(Cache(skip_slot_0=bool(flags & SKIP_SLOT_0)), given)
-    quant = _take_operands(
-        Quant(scale_multiplies=bool(flags & SCALE_MULTIPLIES), power_of_two=bool(flags & POWER_OF_TWO)), given)
-    quant = quant._replace(scale_floor=next(given, 0.0))
+    quant = _take_quant(Quant, flags, given)
     further = _take_operands(Input(), given)
     if flags & HAS_NORM or _has_any(norm):
         options["norm"] = norm
     if _has_any(cache[:-1]):
         options["cache"] = cache
-    if _has_any(quant[:-3]) or any(quant[-3:]):
+    if quant is not None:
         options["quant"] = quant
     if _has_any(further):
         options["input"] = further
@@ -253,8 +278,10 @@ def _python_step(
 
 def _gating(function: str, row_scale: Optional[Tensor] = None, num_rows: Optional[Tensor] = None,
             gate_bias: Optional[Tensor] = None, up_bias: Optional[Tensor] = None,
-            expert_rows: Optional[Tensor] = None, flags: int = 0) -> Any:
+            expert_rows: Optional[Tensor] = None, expert_offsets: Optional[Tensor] = None,
+            row_index: Optional[Tensor] = None, flags: int = 0) -> Any:
     return dict(row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias, expert_rows=expert_rows,
+                expert_offsets=expert_offsets, row_index=row_index,
                 **_options(function, flags, _abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH))
 
 
@@ -263,8 +290,26 @@ def _python_swiglu(key: str, gate: Tensor, up: Tensor, *operands: Any) -> Tensor
     return out
 
 
-def _python_swiglu_out(key: str, gate: Tensor, up: Tensor, out: Tensor, *operands: Any) -> None:
-    _desc_of(SwigluDesc, "swiglu_out", key).forward(gate, up, out, **_gating("swiglu_out", *operands))
+def _python_swiglu_out(
+        key: str, gate: Tensor, up: Tensor, out: Tensor, row_scale: Optional[Tensor] = None,
+        num_rows: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, up_bias: Optional[Tensor] = None,
+        expert_rows: Optional[Tensor] = None, expert_offsets: Optional[Tensor] = None,
+        row_index: Optional[Tensor] = None, flags: int = 0, *scales: Any) -> None:
+    given = iter([_as_scales(x) for x in scales])
+    quant = _take_quant(SwigluQuant, flags, given)
+    scale_layout = next(given, 0)
+    if scale_layout:
+        quant = (quant or SwigluQuant())._replace(scale_layout=scale_layout)
+    if out.dtype == torch.uint8 and _E2M1X2 is not None:
+        out = out.view(_E2M1X2)
+    _desc_of(SwigluDesc, "swiglu_out", key).forward(gate, up, out, quant=quant, **_gating(
+        "swiglu_out", row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
+        flags & ~(SCALE_MULTIPLIES | POWER_OF_TWO)))
+
+
+def _row_index_of(operands: Sequence[Any]) -> Any:
+    """Among the operands behind row_scale."""
+    return operands[5] if len(operands) > 5 else None
 
 
 def _python_swiglu_backward(
@@ -272,11 +317,14 @@ def _python_swiglu_backward(
         *operands: Any) -> Tuple[Optional[Tensor], ...]:
     if wanted & 4 and row_scale is None:
         raise ValueError("swiglu_backward: wanted has the gradient of row_scale, which is absent")
-    grad_gate, grad_up, grad_row_scale = (None if wanted & bit else False for bit in (1, 2, 4))
-    grads = _desc_of(SwigluDesc, "swiglu_backward", key).backward(
+    grads: List[Any] = [None if wanted & bit else False for bit in (1, 2, 4)]
+    if wanted & 4 and row_scale is not None and _row_index_of(operands) is not None:
+        grads[2] = row_scale.new_zeros(gate.size(0))
+    grad_gate, grad_up, grad_row_scale = grads
+    results = _desc_of(SwigluDesc, "swiglu_backward", key).backward(
         grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale,
         **_gating("swiglu_backward", row_scale, *operands))
-    return (*grads, None)[:3]
+    return (*results, None)[:3]
 
 
 _PYTHON = {"rotate": _python_rotate, "rotate_": _python_rotate_, "norm_rotate": _python_norm_rotate,
@@ -340,9 +388,12 @@ def _fake_swiglu_backward(
         key: str, grad_out: Tensor, gate: Tensor, up: Tensor, wanted: int, row_scale: Optional[Tensor] = None,
         *operands: Any) -> Any:
     _on_one_device("swiglu_backward", grad_out, gate, up, row_scale, *operands)
+    of_row_scale = row_scale
+    if row_scale is not None and _row_index_of(operands) is not None:
+        of_row_scale = row_scale.new_empty(gate.size(0))
     return tuple([
         torch.empty_like(x) if x is not None and wanted & bit else None
-        for x, bit in ((gate, 1), (up, 2), (row_scale, 4))])
+        for x, bit in ((gate, 1), (up, 2), (of_row_scale, 4))])
 
 
 def _fake_swiglu(key: str, gate: Tensor, *operands: Any) -> Tensor:

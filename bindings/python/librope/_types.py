@@ -4,10 +4,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Sequence, Type, TypedDict, TypeVar, Union
 
 from ._enums import (Activation, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors, NormType,
-                     QuantRounding, RotationRounding, Scaling, Sections, Style, TableRows)
+                     QuantRounding, RotationRounding, ScaleLayout, Scaling, Sections, Style, TableRows)
 
 if TYPE_CHECKING:
-    from ._groups import Cache, Input, Norm, NormGradient, Quant
+    import torch
+
+    from ._groups import Cache, Input, Norm, NormGradient, Quant, SwigluQuant
 
 # A tensor of any framework.
 Tensor = Any
@@ -60,6 +62,7 @@ AnyRotationRounding = Union[RotationRounding, Literal["each"], int]
 AnyActivation = Union[
     Activation, Literal["swiglu", "geglu_erf", "geglu-erf", "geglu_tanh", "geglu-tanh", "reglu"], int]
 AnyLimitRule = Union[LimitRule, Literal["gate", "activation"], int]
+AnyScaleLayout = Union[ScaleLayout, Literal["strided", "128x4"], int]
 AnyScaling = Union[Scaling, Literal[
     "none", "linear", "dynamic_ntk", "dynamic_ntk_fixed", "ntk_alpha", "ntk_fixed", "ntk_mixed", "yarn", "yarn_log",
     "llama3", "longrope", "proportional", "factors"]]
@@ -166,6 +169,8 @@ class _Further(TypedDict, total=False):
     gate_bias: Optional[Tensor]
     up_bias: Optional[Tensor]
     expert_rows: Optional[Tensor]
+    expert_offsets: Optional[Tensor]
+    row_index: Optional[Tensor]
     programmatic_launch: bool
 
 
@@ -184,6 +189,7 @@ class _Form(TypedDict, total=False):
     up_softcap: float
     limit_rule: AnyLimitRule
     product_rounding: bool
+    quant_rounding: AnyQuantRounding
 
 
 class GatingGradients(Gradients, _Form, total=False):
@@ -198,3 +204,13 @@ class TorchGeglu(_Further, _Form, total=False):
     """Of librope.torch.geglu"""
 
     row_scale: Optional[Tensor]
+    out_dtype: Optional[torch.dtype]
+    quant: Optional[SwigluQuant]
+    scale_dtype: torch.dtype
+
+
+class TorchGating(TorchGeglu, total=False):
+    """Of librope.torch.swiglu"""
+
+    alpha: float
+    activation: AnyActivation

@@ -22,16 +22,17 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from . import _calls
 from . import _torch_operators as operators
-from ._enums import (LAYOUTS, NORM_TENSORS, NORM_TYPES, TABLE_ROWS, Activation, Layout, LimitRule, NormExtent,
-                     NormOrder, NormTensors, NormType, TableRows, bits_of, number_of)
-from ._groups import Cache, Input, Norm, Quant
+from ._enums import (LAYOUTS, NORM_TENSORS, NORM_TYPES, SCALE_LAYOUTS, TABLE_ROWS, Activation, Layout, LimitRule,
+                     NormExtent, NormOrder, NormTensors, NormType, ScaleLayout, TableRows, bits_of, number_of)
+from ._group_reader import WRITTEN_IN_GROUPS
+from ._groups import Cache, Input, Norm, Quant, SwigluQuant
 from ._integers import integer
-from ._rope import WRITTEN_IN_GROUPS, RopeDesc, as_list, flags_of
-from ._swiglu import cached_desc
+from ._rope import RopeDesc, as_list, flags_of
+from ._swiglu import as_bits, cached_desc
 from ._tensors import refuse_tangent
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
                      AnyNormTensors, AnyNormType, AnyQuantRounding, AnyRotationRounding, AnyStyle, AnyTableRows,
-                     TorchGeglu, TorchNorm, TorchPassRotation)
+                     TorchGating, TorchGeglu, TorchNorm, TorchPassRotation)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -361,11 +362,6 @@ _STEP_FIELDS = ("norm", "norm_tensors", "norm_order", "norm_extent", "norm_round
                 "quant_rounding")
 
 
-def _as_bits(value: Any) -> Any:
-    """Bits as users write them, to be a part of a key."""
-    return value if isinstance(value, (int, str)) else tuple(value)
-
-
 _NUM_NORM_INPUTS = 20
 _NORM_OPERANDS = 4, 7, 8, 9, 10, 11
 _NORM_WEIGHTS = 13, 14, 15, 16  # in the order of librope.Norm
@@ -580,7 +576,7 @@ def norm_rotary(
     normed = bits_of(NORM_TENSORS, "norm_tensors", norm_tensors)
     if not normed:
         normed = NormTensors.Q | NormTensors.K | (0 if v is None else NormTensors.V)
-    values = (norm, int(normed), norm_order, norm_extent, _as_bits(norm_rounding), norm_eps, norm_weight_offset, 0)
+    values = (norm, int(normed), norm_order, norm_extent, as_bits(norm_rounding), norm_eps, norm_weight_offset, 0)
     if _is_compiling() or type(what[1]) is not int:
         what, values = _as_constants(what), _as_constants(values)
     form = tuple(zip(_STEP_FIELDS, values))
@@ -700,8 +696,8 @@ def rotary_step(
     what = _what_of(
         first.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
         num_axes, pair_axis, pair_block, rotation_rounding)
-    values = (norm, _as_bits(norm_tensors), norm_order, norm_extent, _as_bits(norm_rounding), norm_eps,
-              norm_weight_offset, _as_bits(quant_rounding))
+    values = (norm, as_bits(norm_tensors), norm_order, norm_extent, as_bits(norm_rounding), norm_eps,
+              norm_weight_offset, as_bits(quant_rounding))
     if _is_compiling() or type(what[1]) is not int:
         what, values = _as_constants(what), _as_constants(values)
     form = tuple(zip(_STEP_FIELDS, values))
@@ -730,8 +726,7 @@ def rotary_step(
     further: Tuple[Any, ...] = ()
     if quant is not None or input is not None:
         quant_group = quant or Quant()
-        flags |= operators.SCALE_MULTIPLIES if quant_group.scale_multiplies else 0
-        flags |= operators.POWER_OF_TWO if quant_group.power_of_two else 0
+        flags |= operators.quant_flags(quant_group)
         further = (*quant_group[:-3], quant_group.scale_floor, *(input or Input()))
     is_zeroed = cu_seqlens is not None  # tokens outside of sequences are not written
     make = torch.zeros_like if is_zeroed else torch.empty_like
@@ -765,7 +760,7 @@ def _swiglu_key(*what: Any) -> str:
     return cached_desc(*what)._key
 
 
-_NUM_SWIGLU_INPUTS = 9
+_NUM_SWIGLU_INPUTS = 11
 _ROW_SCALE, _GATE_BIAS, _UP_BIAS = 3, 5, 6  # among them
 
 
@@ -777,15 +772,34 @@ def _bias_gradient(grad: Tensor, bias: Tensor) -> Tensor:
     return grad.to(bias.dtype)
 
 
+def _bias_gradient_of_experts(grad: Tensor, bias: Tensor, offsets: Tensor) -> Tensor:
+    """The sums over the rows of each expert. Gradients of rows without one are 0."""
+    rows = torch.arange(grad.size(0), device=grad.device)
+    experts = torch.bucketize(rows, offsets[1:].to(rows.dtype), right=True).clamp(max=bias.size(0) - 1)
+    grad = grad.to(torch.promote_types(grad.dtype, bias.dtype)).flatten(1, -2).sum(1) if grad.dim() > 2 else grad
+    sums = torch.zeros(bias.shape, dtype=torch.promote_types(grad.dtype, torch.float32), device=grad.device)
+    return sums.index_add(0, experts, grad.to(sums.dtype)).to(bias.dtype)
+
+
+def _row_scale_gradient(grad: Tensor, row_scale: Tensor, row_index: Tensor) -> Tensor:
+    """The sums over the rows that took each factor. Gradients of rows that took none are 0."""
+    sums = torch.zeros(row_scale.shape, dtype=torch.promote_types(grad.dtype, torch.float32), device=grad.device)
+    if not row_scale.size(0):
+        return sums.to(row_scale.dtype)
+    rows = row_index.to(torch.int64).clamp(0, row_scale.size(0) - 1)
+    return sums.index_add(0, rows, grad.to(sums.dtype)).to(row_scale.dtype)
+
+
 def _save_gating(ctx: Any, inputs: Tuple[Any, ...]) -> None:
     ctx.key, ctx.flags = inputs[0], inputs[-1]
     ctx.save_for_backward(*inputs[1:-1])
 
 
-def _gate_back(ctx: Any, grad_out: Tensor) -> Tuple[Any, ...]:
+def _gate_back(ctx: Any, grad_out: Tensor, first_input: int = 1) -> Tuple[Any, ...]:
+    """The gradients of the arguments from the key on. first_input: the place of gate among the Function's inputs."""
     gate, up, *operands = ctx.saved_tensors
-    _, _, gate_bias, up_bias, _ = operands
-    needed = ctx.needs_input_grad
+    row_scale, _, gate_bias, up_bias, _, expert_offsets, row_index = operands
+    needed = ctx.needs_input_grad[first_input - 1:]
     wanted = needed[1] or needed[_GATE_BIAS], needed[2] or needed[_UP_BIAS], needed[_ROW_SCALE]
     bits = sum([1 << i for i, is_wanted in enumerate(wanted) if is_wanted])
     inputs = ctx.key, grad_out, gate, up, bits, *operands, ctx.flags
@@ -794,12 +808,14 @@ def _gate_back(ctx: Any, grad_out: Tensor) -> Tuple[Any, ...]:
     given = iter(_wanted((_GatingGradients.apply if is_differentiated else operators.swiglu_backward)(*inputs)))
     grad_gate, grad_up, grad_row_scale = (next(given) if is_wanted else None for is_wanted in wanted)
     grads: List[Optional[Tensor]] = [None] * _NUM_SWIGLU_INPUTS
-    grads[_ROW_SCALE] = grad_row_scale
+    grads[_ROW_SCALE] = grad_row_scale if grad_row_scale is None or row_index is None else _row_scale_gradient(
+        grad_row_scale, row_scale, row_index)
     for i, at, grad, bias in ((1, _GATE_BIAS, grad_gate, gate_bias), (2, _UP_BIAS, grad_up, up_bias)):
         if needed[i]:
             grads[i] = grad
         if grad is not None and needed[at]:
-            grads[at] = _bias_gradient(grad, bias)
+            grads[at] = _bias_gradient(grad, bias) if expert_offsets is None or bias.dim() == 1 else (
+                _bias_gradient_of_experts(grad, bias, expert_offsets))
     return tuple(grads)
 
 
@@ -838,6 +854,8 @@ class _TransformedGating(torch.autograd.Function):
         """The slopes of gate and up are their gradients for a grad_out of 1, as the output of a channel depends on
         these channels alone; that of row_scale is the output without it."""
         gate, up, row_scale, *operands = ctx.saved_tensors
+        if operands[-1] is not None or operands[-2] is not None:
+            raise NotImplementedError("swiglu: expert_offsets and row_index have no derivative of forward mode")
         slopes = _GatingGradients.apply(
             ctx.key, torch.ones_like(gate), gate, up, 3, row_scale, *operands, ctx.flags)
         terms: List[Tensor] = []
@@ -858,7 +876,109 @@ def _gate(*inputs: Any) -> Any:
     """torch.ops.librope.swiglu and its derivatives."""
     if _is_transformed():
         return _apply_transformed(_TransformedGating, inputs)
-    return _Gating.apply(*inputs) if _requires_grad(*inputs[1:8]) else operators.swiglu(*inputs)
+    return _Gating.apply(*inputs) if _requires_grad(*inputs[1:10]) else operators.swiglu(*inputs)
+
+
+def _by_name(operands: Sequence[Any]) -> Any:
+    """The operands behind gate and up, as keywords of a descriptor's call."""
+    return dict(zip(
+        ("row_scale", "num_rows", "gate_bias", "up_bias", "expert_rows", "expert_offsets", "row_index"), operands))
+
+
+class _GatingToCodes(torch.autograd.Function):
+    """The codes that `write` makes, as if they were not rounded: their gradient is that of the values, and of the
+    values' dtype, for which autograd would else take that of the codes."""
+
+    @staticmethod
+    def forward(ctx: Any, write: Callable[[], Tensor], *inputs: Any) -> Any:
+        _save_gating(ctx, inputs)
+        ctx.set_output_grad_dtype(inputs[1].dtype)
+        return write()
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (None, *_gate_back(ctx, grad_out, first_input=2))
+
+
+_knows_dtypes_of_gradients = hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype")
+
+
+def _gate_to_codes(
+        what: Tuple[Any, ...], inputs: Tuple[Any, ...], out_dtype: Optional[torch.dtype], quant: Optional[SwigluQuant],
+        group_size: Optional[int], scale_dtype: torch.dtype, programmatic_launch: bool) -> Any:
+    """swiglu whose output is quantised. inputs: gate, up and the operands that _by_name has."""
+    gate, up, *operands = inputs
+    _, num_rows, _, _, *of_rows = operands
+    is_whole = num_rows is None and not any([x is not None for x in of_rows])  # every row is written
+    quant_group = SwigluQuant() if quant is None else quant
+    scale_layout = number_of(SCALE_LAYOUTS, "scale_layout", quant_group.scale_layout)
+
+    def make(shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
+        """As bytes where torch.compile takes no others."""
+        if _is_compiling() and operators.is_as_bytes(dtype):
+            dtype = torch.uint8
+        return (torch.empty if is_whole else torch.zeros)(shape, dtype=dtype, device=gate.device)
+
+    scales: Optional[Tensor] = None
+    if group_size is not None:
+        if quant_group.scales_out is not None:
+            raise ValueError("swiglu: group_size is set beside quant.scales_out: one of them says where scales go")
+        if group_size <= 0 or gate.size(-1) % group_size:
+            raise ValueError(f"swiglu: group_size is {group_size}: it must divide the {gate.size(-1)} channels")
+        shape = [*gate.shape[:-1], gate.size(-1) // group_size]
+        if scale_layout == ScaleLayout.TILES_128X4 and len(shape) > 1:
+            shape[-2:] = [(shape[-2] + 127) // 128 * 128, (shape[-1] + 3) // 4 * 4]
+        scales = make(shape, scale_dtype)
+        quant_group = quant = quant_group._replace(scales_out=scales)
+        scales = scales.view(scale_dtype)
+    in_group = quant_group.scale, quant_group.scales_out, quant_group.amax_out
+    if _requires_grad(*in_group):
+        raise ValueError("swiglu: quant: one of its tensors requires grad: scales have no gradient here: detach() them")
+    is_recorded = _requires_grad(*inputs)
+    if _is_transformed() or (is_recorded and _is_compiling()):
+        raise NotImplementedError(
+            "swiglu: out_dtype and quant: codes have no gradient in torch.compile, where it would be cast to their "
+            "dtype, in forward mode and in torch.func: call it in eager, under torch.no_grad(), or on detach()ed tensors")
+    if is_recorded and not _knows_dtypes_of_gradients:
+        raise NotImplementedError(
+            f"swiglu: out_dtype and quant: torch {torch.__version__} casts the gradient of codes to their dtype: call "
+            "it under torch.no_grad(), or with a torch that has set_output_grad_dtype")
+    make_like = torch.empty_like if is_whole else torch.zeros_like
+
+    def make_out() -> Tensor:
+        if operators.has_two_channels(out_dtype):
+            assert out_dtype is not None
+            return make([*gate.shape[:-1], gate.size(-1) // 2], out_dtype)
+        return make_like(gate, dtype=gate.dtype if out_dtype is None else out_dtype)
+
+    if not _is_compiling() and not is_recorded:
+        result = _calls.gate(
+            cached_desc(*what), gate, up, make_out(), *operands, programmatic_launch, quant)
+        if result is not NotImplemented:
+            return result if scales is None else (result, scales)
+    key, flags = _swiglu_key(*what), flags_of(programmatic_launch)
+
+    def write() -> Tensor:
+        out = make_out()
+        operators.swiglu_out(
+            key, gate, up, operators.as_bytes(out), *operands, flags | operators.quant_flags(quant_group),
+            *map(operators.as_bytes, in_group), quant_group.scale_floor, scale_layout)
+        return out.view(out_dtype) if out_dtype is not None and operators.has_two_channels(out_dtype) else out
+
+    try:
+        result = _GatingToCodes.apply(write, key, *inputs, flags) if is_recorded else write()
+    except RuntimeError as error:
+        _explain(error, (*inputs, *in_group), lambda: cached_desc(*what).forward(
+            gate, up, make_out(), quant=quant, programmatic_launch=programmatic_launch, **_by_name(operands)))
+    operators.wrote([x for x in in_group[1:] if x is not None])
+    return result if scales is None else (result, scales)
+
+
+@overload
+def swiglu(gate: Tensor, up: Tensor, *, group_size: None = None, **keywords: Unpack[TorchGating]) -> Tensor: ...
+@overload
+def swiglu(
+    gate: Tensor, up: Tensor, *, group_size: int, **keywords: Unpack[TorchGating]) -> Tuple[Tensor, Tensor]: ...
 
 
 def swiglu(
@@ -870,6 +990,8 @@ def swiglu(
     gate_bias: Optional[Tensor] = None,
     up_bias: Optional[Tensor] = None,
     expert_rows: Optional[Tensor] = None,
+    expert_offsets: Optional[Tensor] = None,
+    row_index: Optional[Tensor] = None,
     alpha: float = 0.0,
     limit: float = 0.0,
     up_offset: float = 0.0,
@@ -879,8 +1001,13 @@ def swiglu(
     up_softcap: float = 0.0,
     limit_rule: AnyLimitRule = LimitRule.GATE,
     product_rounding: bool = False,
+    quant_rounding: AnyQuantRounding = 0,
+    out_dtype: Optional[torch.dtype] = None,
+    quant: Optional[SwigluQuant] = None,
+    group_size: Optional[int] = None,
+    scale_dtype: torch.dtype = torch.float32,
     programmatic_launch: bool = False,
-) -> Tensor:
+) -> Any:
     """out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, or what gates by another activation, as
     SwigluDesc and its forward have it.
 
@@ -889,39 +1016,59 @@ def swiglu(
     num_rows:  [1]
     gate_bias, up_bias: [d], or [E, d] with experts
     expert_rows: [E] with gate [E, N, .., d]
-    Gradients flow to gate, up, row_scale and the biases, of which each gets the sum over its rows.
+    expert_offsets: [E + 1] with gate [N, .., d]
+    row_index: [N], with row_scale [M]
+    out_dtype: torch.float8_e4m3fn, torch.float8_e5m2, or torch.float4_e2m1fn_x2 with half as many elements: a result of
+               codes. None: that of gate
+    quant:     a librope.SwigluQuant: scales of codes, which without them are not scaled
+    group_size: channels of the last axis that share a scale, which divide it: all of them for a scale of each row. The
+               result is (codes, scales), new scales [.., d / group_size] of scale_dtype, torch.float32,
+               torch.float8_e8m0fnu (MXFP8 and MXFP4: 32 channels), or with 4 bits torch.float8_e4m3fn (NVFP4: 16), or
+               with quant's scale_layout of "128x4" their tiles. None: no new scales; quant has those that are given
+
+    Gradients flow to gate, up, row_scale and the biases, of which each gets the sum over its rows. Those of codes too,
+    in eager with a torch that has set_output_grad_dtype: what comes back to codes counts as the gradient of the values
+    that they stand for, in gate's dtype; scales have none.
     """
     what = (gate.dtype, alpha, limit, up_offset, out_scale, 0, activation, gate_softcap, up_softcap, limit_rule,
-            product_rounding)
+            product_rounding, as_bits(quant_rounding))
+    operands = gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index
     if _is_compiling():
         what = _as_constants(what)
-    else:
-        given: Tensor = _calls.gate(
-            cached_desc(*what), gate, up, None, row_scale, num_rows, gate_bias, up_bias, expert_rows,
-            programmatic_launch)
+    if quant is not None or group_size is not None or out_dtype not in (None, gate.dtype):
+        return _gate_to_codes(what, operands, out_dtype, quant, group_size, scale_dtype, programmatic_launch)
+    if not _is_compiling():
+        given: Tensor = _calls.gate(cached_desc(*what), gate, up, None, *operands[2:], programmatic_launch, None)
         if given is not NotImplemented:
             return given
-    inputs = (_swiglu_key(*what), gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows,
-              flags_of(programmatic_launch))
+    inputs = (_swiglu_key(*what), *operands, flags_of(programmatic_launch))
     try:
-        result: Tensor = _gate(*inputs)
-        return result
+        return _gate(*inputs)
     except RuntimeError as error:
         _explain(error, inputs[1:], lambda: cached_desc(*what).forward(
-            gate, up, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
-            expert_rows=expert_rows, programmatic_launch=programmatic_launch))
+            gate, up, programmatic_launch=programmatic_launch, **_by_name(operands[2:])))
 
 
 _GELUS = {"none": Activation.GEGLU_ERF, "tanh": Activation.GEGLU_TANH}
 
 
+@overload
 def geglu(
-    gate: Tensor, up: Tensor, approximate: Literal["none", "tanh"] = "none", **keywords: Unpack[TorchGeglu]) -> Tensor:
+    gate: Tensor, up: Tensor, approximate: Literal["none", "tanh"] = "none", *, group_size: None = None,
+    **keywords: Unpack[TorchGeglu]) -> Tensor: ...
+@overload
+def geglu(
+    gate: Tensor, up: Tensor, approximate: Literal["none", "tanh"] = "none", *, group_size: int,
+    **keywords: Unpack[TorchGeglu]) -> Tuple[Tensor, Tensor]: ...
+
+
+def geglu(gate: Tensor, up: Tensor, approximate: Literal["none", "tanh"] = "none", **keywords: Any) -> Any:
     """gelu(gate, approximate=approximate) * up, in the words of torch.nn.functional.gelu; keywords as for swiglu."""
     activation = _GELUS.get(approximate)
     if activation is None:
         raise ValueError(f"geglu: approximate is {approximate!r}: it must be one of {', '.join(_GELUS)}")
-    return swiglu(gate, up, activation=activation, **keywords)
+    any_swiglu: Any = swiglu  # whose overloads tell apart what geglu's do
+    return any_swiglu(gate, up, activation=activation, **keywords)
 
 
 from ._torch_modules import RotaryEmbedding, SwiGLU, apply_rotary_emb, apply_rotary_pos_emb  # noqa: E402  # they use it

@@ -72,7 +72,8 @@ enum DlType : uint8_t {
   kDlBfloat = 4,
   kDlFloat8E4m3fn = 10,
   kDlFloat8E5m2 = 12,
-  kDlFloat8E8m0fnu = 14
+  kDlFloat8E8m0fnu = 14,
+  kDlFloat4E2m1fn = 17
 };
 struct DlTensor {
   void *data;
@@ -214,6 +215,7 @@ bool fill(rope_tensor_t *view, void *data, rope_dtype_t dtype, int ndim, const I
 }
 
 rope_dtype_t dtype_of(const DlTensor &x) {
+  if (x.type == kDlFloat4E2m1fn && x.bits == 4 && x.lanes == 2) return ROPE_DTYPE_F4_E2M1X2;
   if (x.lanes != 1) return 0;
   switch (x.type << 8 | x.bits) {
     case kDlFloat << 8 | 32:
@@ -421,7 +423,8 @@ class Call {
 
 // Of librope: the classes that groups and enumerators have.
 struct {
-  PyObject *norm, *cache, *quant, *input, *table_rows;
+  PyObject *norm, *cache, *quant, *input, *swiglu_quant, *table_rows;
+  PyObject *strided;  // of the layouts of scales
 } types;
 
 // Of what is no integer, or a bool, the long way knows what to say.
@@ -467,19 +470,24 @@ enum QuantField : ptrdiff_t {
   kVScalesOut,
   kAmaxOut,
   kScaleFloor,
-  kScaleMultiplies,
-  kPowerOfTwo,
-  kNumQuantFields
+  kNumQuantFields = kScaleFloor + 3
 };
+
+// The numbers of a group of scales: its floor, and two flags behind it.
+template <typename Quant>
+bool read_quant_numbers(PyObject *group, ptrdiff_t floor, Quant *quant) {
+  const int multiplies = PyObject_IsTrue(PyTuple_GetItem(group, floor + 1));
+  const int is_power = PyObject_IsTrue(PyTuple_GetItem(group, floor + 2));
+  if (multiplies > 0) quant->flags |= ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+  if (is_power > 0) quant->flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
+  quant->scale_floor = PyFloat_AsDouble(PyTuple_GetItem(group, floor));
+  return multiplies >= 0 && is_power >= 0 && PyErr_Occurred() == nullptr;
+}
 
 bool read_quant(PyObject *group, Call *call, rope_quant_args_t *quant) {
   if (!is_group(group, types.quant, kNumQuantFields)) return false;
   const auto field = [group](QuantField i) { return PyTuple_GetItem(group, i); };
-  const int multiplies = PyObject_IsTrue(field(kScaleMultiplies)), is_power = PyObject_IsTrue(field(kPowerOfTwo));
-  if (multiplies > 0) quant->flags |= ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
-  if (is_power > 0) quant->flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
-  quant->scale_floor = PyFloat_AsDouble(field(kScaleFloor));
-  return multiplies >= 0 && is_power >= 0 && PyErr_Occurred() == nullptr &&
+  return read_quant_numbers(group, kScaleFloor, quant) &&
          read_fields(group, {&quant->q_scale, &quant->k_scale, &quant->v_scale, &quant->k_pass_scale}, call) &&
          call->read_written(field(kQScalesOut), &quant->q_scales_out) &&
          call->read_written(field(kKScalesOut), &quant->k_scales_out) &&
@@ -623,25 +631,42 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
 
 // The operands from row_scale on, and programmatic_launch.
 bool read_gating(PyObject *const *operands, Call *call, swiglu_args_t *args, swiglu_input_args_t *input) {
-  rope_tensor_t *const views[] = {&args->row_scale, &args->num_rows, &input->gate_bias, &input->up_bias,
-                                  &input->expert_rows};
-  for (int i = 0; i < 5; ++i) {
+  rope_tensor_t *const views[] = {&args->row_scale,    &args->num_rows,        &input->gate_bias, &input->up_bias,
+                                  &input->expert_rows, &input->expert_offsets, &input->row_index};
+  for (int i = 0; i < 7; ++i) {
     if (!call->read(operands[i], views[i])) return false;
     if (i >= 2 && operands[i] != kNone) args->input = input;
   }
-  const int is_programmatic = PyObject_IsTrue(operands[5]);
+  const int is_programmatic = PyObject_IsTrue(operands[7]);
   if (is_programmatic > 0) args->flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   return is_programmatic >= 0;
 }
 
 bool has_rows_left_out(PyObject *const *operands) {
-  return operands[1] != kNone || operands[4] != kNone;
+  return operands[1] != kNone || operands[4] != kNone || operands[5] != kNone || operands[6] != kNone;
 }
 
-// gate(desc, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, programmatic_launch): those of
-// SwigluDesc.forward.
+enum SwigluQuantField : ptrdiff_t {
+  kScale,
+  kScalesOut,
+  kSwigluAmaxOut,
+  kSwigluScaleFloor,
+  kScaleLayout = kSwigluScaleFloor + 3,
+  kNumSwigluQuantFields
+};
+
+bool read_swiglu_quant(PyObject *group, Call *call, swiglu_quant_args_t *quant) {
+  if (!is_group(group, types.swiglu_quant, kNumSwigluQuantFields)) return false;
+  const auto field = [group](SwigluQuantField i) { return PyTuple_GetItem(group, i); };
+  return field(kScaleLayout) == types.strided && read_quant_numbers(group, kSwigluScaleFloor, quant) &&
+         call->read(field(kScale), &quant->scale) && call->read_written(field(kScalesOut), &quant->scales_out) &&
+         call->read_written(field(kSwigluAmaxOut), &quant->amax_out);
+}
+
+// gate(desc, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
+// programmatic_launch, quant): those of SwigluDesc.forward.
 PyObject *gate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
-  if (count != 10) return leave();
+  if (count != 13) return leave();
   PyObject *const *const operands = arguments + 4;
   Call call(arguments[0]);
   swiglu_args_t args = SWIGLU_ARGS_INIT;
@@ -651,13 +676,18 @@ PyObject *gate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
       !read_gating(operands, &call, &args, &input)) {
     return leave();
   }
+  swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+  if (arguments[12] != kNone) {
+    if (!read_swiglu_quant(arguments[12], &call, &quant)) return leave();
+    args.quant = &quant;
+  }
   return call.run(rope->forward_swiglu, args, false);
 }
 
 // gate_back(desc, grad_out, gate, up, grad_gate, grad_up, grad_row_scale, out, row_scale, num_rows, gate_bias, up_bias,
-// expert_rows, programmatic_launch): those of SwigluDesc.backward.
+// expert_rows, expert_offsets, row_index, programmatic_launch): those of SwigluDesc.backward.
 PyObject *gate_back(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
-  if (count != 14) return leave();
+  if (count != 16) return leave();
   PyObject *const *const operands = arguments + 8;
   PyObject *const inputs[] = {arguments[2], arguments[3], operands[0]};
   Call call(arguments[0]);
@@ -674,6 +704,8 @@ PyObject *gate_back(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
       if (gradient != kNone) return leave();
     } else if (gradient == kFalse) {
       call.add_result(kNone);
+    } else if (i == 2 && gradient == kNone && operands[6] != kNone) {
+      return leave();  // it is not like row_scale
     } else if (!call.read_output(gradient, inputs[i], has_rows_left_out(operands), gradients[i])) {
       return leave();
     }
@@ -721,8 +753,9 @@ bool intern(PyObject **name, const char *text) {
 
 // Returns a tuple of the builtins, in their order above, or an exception. With the GIL, once in a process. version: the
 // ROPE_VERSION of the package that calls; NotImplemented is returned where it is another, and of a second call. The
-// functions are read at each call and must live as long as the process. classes: Norm, Cache, Quant, Input and
-// TableRows. keys: of the handles of a descriptor, for the CPU and for each device of CUDA that is served.
+// functions are read at each call and must live as long as the process. classes: Norm, Cache, Quant, Input, SwigluQuant
+// and TableRows, then ScaleLayout.STRIDED. keys: of the handles of a descriptor, for the CPU and for each device of CUDA
+// that is served.
 extern "C" __attribute__((visibility("default"))) PyObject *rope_python_load(int32_t version,
                                                                              const RopeFunctions *functions,
                                                                              PyObject *classes, PyObject *keys) {
@@ -730,7 +763,8 @@ extern "C" __attribute__((visibility("default"))) PyObject *rope_python_load(int
   rope = functions;
   for (PyObject *object : {classes, keys}) Py_IncRef(object);  // forever
   types = {PyTuple_GetItem(classes, 0), PyTuple_GetItem(classes, 1), PyTuple_GetItem(classes, 2),
-           PyTuple_GetItem(classes, 3), PyTuple_GetItem(classes, 4)};
+           PyTuple_GetItem(classes, 3), PyTuple_GetItem(classes, 4), PyTuple_GetItem(classes, 5),
+           PyTuple_GetItem(classes, 6)};
   for (int i = 0; i <= kMaxOrdinals; ++i) {
     device_keys[i] = PyTuple_GetItem(keys, i);
     if (device_keys[i] == nullptr) return nullptr;

@@ -87,6 +87,7 @@ struct {
   int32_t (*torch_delete_stable_ivalue)(Value *);
   const char *(*torch_exception_get_what_without_backtrace)();
   int32_t (*aoti_torch_dtype_float8_e8m0fnu)();  // NULL before torch 2.12
+  int32_t (*aoti_torch_dtype_float4_e2m1fn_x2)();
 } torch;
 
 template <typename Function>
@@ -613,7 +614,7 @@ void rotate_(Value *stack, uint64_t num_arguments, uint64_t) {
   operands.run(desc, args, reader);
 }
 
-// A tensor of one of step's groups: where it goes, and its name in errors.
+// A tensor of a group: where it goes, and its name in errors.
 template <typename Group>
 struct GroupField {
   rope_tensor_t Group::*view;
@@ -651,7 +652,12 @@ constexpr GroupField<rope_input_args_t> input_fields[] = {{&rope_input_args_t::q
                                                           {&rope_input_args_t::k_row_factor, "k_row_factor"},
                                                           {&rope_input_args_t::v_row_factor, "v_row_factor"}};
 
-// The tensors of one of step's groups, taken when the arguments are and read when there is a Reader.
+constexpr GroupField<swiglu_quant_args_t> swiglu_quant_fields[] = {
+    {&swiglu_quant_args_t::scale, "scale"},
+    {&swiglu_quant_args_t::scales_out, "scales_out", true},
+    {&swiglu_quant_args_t::amax_out, "amax_out", true}};
+
+// The tensors of a group, taken when the arguments are and read when there is a Reader.
 template <typename Group, size_t kCount>
 class GroupTensors {
  public:
@@ -673,6 +679,17 @@ class GroupTensors {
   const GroupField<Group> (&fields_)[kCount];
   Tensor *tensors_[kCount];
 };
+
+// Whether there is a group of scales, which is filled then.
+template <typename Quant, size_t kCount>
+bool fill_quant(const GroupTensors<Quant, kCount> &tensors, double scale_floor, int64_t flags, const Reader &reader,
+                Quant *quant) {
+  if ((flags & kScaleMultiplies) != 0) quant->flags |= ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+  if ((flags & kPowerOfTwo) != 0) quant->flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
+  quant->scale_floor = scale_floor;
+  tensors.fill(reader, quant);
+  return tensors.has_any() || scale_floor != 0 || quant->flags != 0;
+}
 
 void norm_rotate(Value *stack, uint64_t num_arguments, uint64_t) {
   Arguments arguments(stack, num_arguments, 17);
@@ -836,13 +853,7 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
     if ((flags & kSkipSlot0) != 0) cache.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
     args.cache = &cache;
   }
-  if (quant_tensors.has_any() || scale_floor != 0 || (flags & (kScaleMultiplies | kPowerOfTwo)) != 0) {
-    quant_tensors.fill(reader, &quant);
-    quant.scale_floor = scale_floor;
-    if ((flags & kScaleMultiplies) != 0) quant.flags |= ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
-    if ((flags & kPowerOfTwo) != 0) quant.flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
-    args.quant = &quant;
-  }
+  if (fill_quant(quant_tensors, scale_floor, flags, reader, &quant)) args.quant = &quant;
   if (input_tensors.has_any()) {
     input_tensors.fill(reader, &input);
     args.input = &input;
@@ -855,7 +866,7 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
 // What the operators of SwiGLU have in common.
 struct Gating {
   Tensor *gate, *up, *row_scale = nullptr, *num_rows = nullptr, *gate_bias = nullptr, *up_bias = nullptr,
-                     *expert_rows = nullptr;
+                     *expert_rows = nullptr, *expert_offsets = nullptr, *row_index = nullptr;
   int64_t flags = 0;
   swiglu_args_t args = SWIGLU_ARGS_INIT;
   swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
@@ -868,6 +879,8 @@ struct Gating {
     gate_bias = arguments->optional_tensor();
     up_bias = arguments->optional_tensor();
     expert_rows = arguments->optional_tensor();
+    expert_offsets = arguments->optional_tensor();
+    row_index = arguments->optional_tensor();
     flags = arguments->integer();
   }
 
@@ -875,7 +888,9 @@ struct Gating {
     check_rope(function(static_cast<swiglu_desc_t *>(desc.get()), &args, reader.stream()));
   }
 
-  bool has_rows_left_out() const { return num_rows != nullptr || expert_rows != nullptr; }
+  bool has_rows_left_out() const {
+    return num_rows != nullptr || expert_rows != nullptr || expert_offsets != nullptr || row_index != nullptr;
+  }
 
   void fill(const Reader &reader) {
     if (flags < 0 || flags > UINT32_MAX) fail("%s: flags has unknown bits", reader.function());
@@ -884,16 +899,24 @@ struct Gating {
     reader.read(&args.up, "up", up);
     reader.read(&args.row_scale, "row_scale", row_scale);
     reader.read(&args.num_rows, "num_rows", num_rows);
-    if (gate_bias == nullptr && up_bias == nullptr && expert_rows == nullptr) return;
-    reader.read(&input.gate_bias, "gate_bias", gate_bias);
-    reader.read(&input.up_bias, "up_bias", up_bias);
-    reader.read(&input.expert_rows, "expert_rows", expert_rows);
-    args.input = &input;
+    const struct {
+      rope_tensor_t *view;
+      const char *name;
+      Tensor *tensor;
+    } further[] = {{&input.gate_bias, "gate_bias", gate_bias},
+                   {&input.up_bias, "up_bias", up_bias},
+                   {&input.expert_rows, "expert_rows", expert_rows},
+                   {&input.expert_offsets, "expert_offsets", expert_offsets},
+                   {&input.row_index, "row_index", row_index}};
+    for (const auto &each : further) {
+      reader.read(each.view, each.name, each.tensor);
+      if (each.tensor != nullptr) args.input = &input;
+    }
   }
 };
 
 void swiglu(Value *stack, uint64_t num_arguments, uint64_t) {
-  Arguments arguments(stack, num_arguments, 9);
+  Arguments arguments(stack, num_arguments, 11);
   const std::string_view key = arguments.text();
   Gating gating(&arguments);
   gating.take_operands(&arguments);
@@ -907,20 +930,34 @@ void swiglu(Value *stack, uint64_t num_arguments, uint64_t) {
 }
 
 void swiglu_out(Value *stack, uint64_t num_arguments, uint64_t) {
-  Arguments arguments(stack, num_arguments, 10);
+  Arguments arguments(stack, num_arguments, 17);
   const std::string_view key = arguments.text();
   Gating gating(&arguments);
   Tensor *const out = arguments.tensor();
   gating.take_operands(&arguments);
+  const GroupTensors quant_tensors(swiglu_quant_fields, &arguments);
+  const double scale_floor = arguments.number();
+  const int64_t scale_layout = arguments.integer();
   const Reader reader("swiglu_out", "gate", gating.gate);
   const Descriptor desc = find_descriptor("swiglu_out", kSwigluPrefix, key, reader.device());
+  const int64_t quant_flags = gating.flags & (kScaleMultiplies | kPowerOfTwo);
+  gating.flags -= quant_flags;
   gating.fill(reader);
   reader.read_written(&gating.args.out, "out", out);
+  int32_t dtype = 0;
+  CALL_TORCH(aoti_torch_get_dtype, out, &dtype);
+  if (dtype == torch.aoti_torch_dtype_uint8()) gating.args.out.dtype = ROPE_DTYPE_F4_E2M1X2;  // as graphs have it
+  if (scale_layout != static_cast<int32_t>(scale_layout)) fail("swiglu_out: scale_layout is out of range");
+  swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+  quant.scale_layout = static_cast<int32_t>(scale_layout);
+  if (fill_quant(quant_tensors, scale_floor, quant_flags, reader, &quant) || scale_layout != 0) {
+    gating.args.quant = &quant;
+  }
   gating.run(desc, rope->forward_swiglu, reader);
 }
 
 void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
-  Arguments arguments(stack, num_arguments, 11);
+  Arguments arguments(stack, num_arguments, 13);
   const std::string_view key = arguments.text();
   Tensor *const grad_out = arguments.tensor();
   Gating gating(&arguments);
@@ -932,7 +969,12 @@ void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
   swiglu_args_t &args = gating.args;
   reader.read(&args.grad_out, "grad_out", grad_out);
   Tensor *const inputs[] = {gating.gate, gating.up, gating.row_scale};
-  const rope_tensor_t *const views[] = {&args.gate, &args.up, &args.row_scale};
+  rope_tensor_t of_row_scale = args.row_scale;
+  if (gating.row_index != nullptr) {  // a gradient of each row
+    of_row_scale.shape[0] = args.gate.shape[0];
+    of_row_scale.stride[0] = 1;
+  }
+  const rope_tensor_t *const views[] = {&args.gate, &args.up, &of_row_scale};
   rope_tensor_t *const gradients[] = {&args.grad_gate, &args.grad_up, &args.grad_row_scale};
   Results results;
   for (int i = 0; i < 3; ++i) {
@@ -1004,6 +1046,7 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
   find(libtorch, "torch_delete_stable_ivalue", &torch.torch_delete_stable_ivalue);
   find(libtorch, "torch_exception_get_what_without_backtrace", &torch.torch_exception_get_what_without_backtrace);
   find(libtorch, "aoti_torch_dtype_float8_e8m0fnu", &torch.aoti_torch_dtype_float8_e8m0fnu);
+  find(libtorch, "aoti_torch_dtype_float4_e2m1fn_x2", &torch.aoti_torch_dtype_float4_e2m1fn_x2);
   rope = functions;
 
   torch_cpu = torch.aoti_torch_device_type_cpu();
@@ -1011,6 +1054,8 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
   const int32_t e8m0 = torch.aoti_torch_dtype_float8_e8m0fnu != nullptr
                            ? torch.aoti_torch_dtype_float8_e8m0fnu()
                            : 44;  // c10::ScalarType::Float8_e8m0fnu of torch 2.10 and 2.11
+  const int32_t e2m1x2 = torch.aoti_torch_dtype_float4_e2m1fn_x2 != nullptr ? torch.aoti_torch_dtype_float4_e2m1fn_x2()
+                                                                            : 45;  // Float4_e2m1fn_x2
   const struct {
     int32_t number;
     rope_dtype_t dtype;
@@ -1023,6 +1068,7 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
                 {torch.aoti_torch_dtype_float8_e4m3fn(), ROPE_DTYPE_F8_E4M3},
                 {torch.aoti_torch_dtype_float8_e5m2(), ROPE_DTYPE_F8_E5M2},
                 {e8m0, ROPE_DTYPE_F8_E8M0},
+                {e2m1x2, ROPE_DTYPE_F4_E2M1X2},
                 {torch.aoti_torch_dtype_uint8(), ROPE_DTYPE_F8_E8M0}};  // as graphs have it
   for (const auto &each : dtypes) {
     if (each.number >= 0 && each.number < kMaxDtypes) rope_dtypes[each.number] = each.dtype;

@@ -77,12 +77,15 @@ class AbiTest(unittest.TestCase):
                              (_enums.Sections, "ROPE_SECTIONS_"), (_enums.NormType, "ROPE_NORM_"),
                              (_enums.NormOrder, "ROPE_NORM_ORDER_"), (_enums.NormExtent, "ROPE_NORM_EXTENT_"),
                              (_enums.NormTensors, "ROPE_NORM_TENSOR_"), (_enums.NormRounding, "ROPE_NORM_ROUND_"),
-                             (_enums.QuantRounding, "ROPE_QUANT_ROUND_")):
+                             (_enums.QuantRounding, "ROPE_QUANT_ROUND_"),
+                             (_enums.ScaleLayout, "SWIGLU_SCALE_LAYOUT_")):
             with self.subTest(prefix):
                 others = "(FLAG|ORDER|EXTENT|TENSOR|ROUND)_" if prefix == "ROPE_NORM_" else "FLAG_"
                 constants = {name: value for name, value in vars(_abi).items()
                              if name.startswith(prefix) and not re.match(others, name[len(prefix):])}
-                self.assertEqual({prefix + member.name: int(member) for member in enum}, constants)
+                # No name of Python begins with a digit.
+                names = {prefix + member.name.replace("TILES_", ""): int(member) for member in enum}
+                self.assertEqual(names, constants)
 
     def test_every_prototype_of_the_header(self):
         prototypes = re.findall(r"ROPE_API\s+([\w\s]+?\**)(\w+)\(([^)]*)\);", CODE)

@@ -395,6 +395,34 @@ class TorchTest(unittest.TestCase):
         q, k = (torch.randn(2, 3, 2, 8, dtype=torch.float64, device="cuda", requires_grad=True) for _ in range(2))
         self.assertTrue(torch.autograd.gradcheck(lambda q, k: self.operators.apply_rotary(q, k, **BSHD), (q, k)))
 
+    def test_swiglu_to_8_bits(self):
+        """Codes and scales of ReGLU, whose values are the same on every device, and new ones of SwiGLU."""
+        torch = self.torch
+        gate, up = (torch.randn(4, 7, 256, dtype=torch.bfloat16) for _ in range(2))
+        rows = torch.tensor([7, 0, 3, 5])
+        desc = librope.SwigluDesc(dtype="bf16", activation="reglu")
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            for scale in (torch.float32, *filter(None, [getattr(torch, "float8_e8m0fnu", None)])):
+                seen = []
+                for device in ("cpu", "cuda"):
+                    out = torch.zeros(4, 7, 256, dtype=dtype, device=device)
+                    static = torch.zeros(4, 7, 256, dtype=dtype, device=device)
+                    scales = torch.zeros(4, 2, 7, dtype=scale, device=device).transpose(1, 2)
+                    amax = torch.zeros(1, device=device)
+                    tensors = [x.to(device) for x in (gate, up, rows)]
+                    desc.forward(*tensors[:2], out, expert_rows=tensors[2], quant=librope.SwigluQuant(
+                        scales_out=scales, amax_out=amax, scale_floor=0.25, power_of_two=scales.dtype == torch.float32))
+                    desc.forward(*tensors[:2], static, expert_rows=tensors[2], quant=librope.SwigluQuant(
+                        torch.tensor([0.3, 1.0, 0.01, 7.0], device=device), scale_multiplies=True))
+                    seen.append([x.cpu().contiguous().view(torch.uint8) for x in (out, static, scales, amax)])
+                for expected, actual in zip(*seen):
+                    self.assertTrue(torch.equal(actual, expected))
+                    self.assertGreater(actual.count_nonzero(), 0)
+            codes, scales = self.operators.swiglu(gate.cuda(), up.cuda(), out_dtype=dtype, group_size=128)
+            values = self.operators.swiglu(gate.cuda().float(), up.cuda().float())
+            self.assertTrue(torch.allclose(
+                codes.float() * scales.repeat_interleave(128, -1), values, rtol=0.13, atol=1e-3 * float(values.max())))
+
     def test_swiglu(self):
         torch = self.torch
         packed = torch.randn(64, 2 * 1000, device="cuda", requires_grad=True)

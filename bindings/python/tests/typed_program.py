@@ -97,8 +97,17 @@ def operators(q: torch.Tensor) -> None:
     assert_type(librope.torch.swiglu(q, q), torch.Tensor)
     assert_type(librope.torch.swiglu(q, q, activation=librope.Activation.REGLU, gate_bias=q), torch.Tensor)
     assert_type(librope.torch.geglu(q, q, approximate="tanh", up_bias=q, limit=7.0), torch.Tensor)
-    librope.torch.geglu(q, q, approximate="erf")  # type: ignore[arg-type]
-    librope.torch.geglu(q, q, alpha=1.702)  # type: ignore[call-arg]
+    codes = torch.float8_e4m3fn
+    assert_type(
+        librope.torch.swiglu(q, q, out_dtype=codes, quant=librope.SwigluQuant(q), alpha=1.702), torch.Tensor)
+    assert_type(
+        librope.torch.swiglu(q, q, out_dtype=codes, group_size=128, scale_dtype=torch.float8_e8m0fnu),
+        Tuple[torch.Tensor, torch.Tensor])
+    assert_type(
+        librope.torch.geglu(q, q, "tanh", out_dtype=codes, group_size=128), Tuple[torch.Tensor, torch.Tensor])
+    librope.torch.swiglu(q, q, quant=librope.Quant(q))  # type: ignore[call-overload]
+    librope.torch.geglu(q, q, approximate="erf")  # type: ignore[call-overload]
+    librope.torch.geglu(q, q, alpha=1.702)  # type: ignore[call-overload]
     librope.torch.apply_rotary(q, layout="thd")  # type: ignore[call-overload]
     librope.torch.apply_rotary(q, style="neox", layout="thd")  # type: ignore[call-overload]
 
@@ -152,6 +161,8 @@ def configs() -> None:
     librope.RopeDesc(head_dim=64, style="half", layout="hdt", dtype="f32")  # type: ignore[arg-type]
     librope.RopeDesc(head_dim=64, style="half", layout="thd", dtype="f31")  # type: ignore[arg-type]
     librope.SwigluDesc(dtype="f32", activation="geglu_erf", limit_rule=librope.LimitRule.ACTIVATION, up_softcap=1.0)
+    librope.SwigluDesc(dtype="f32", quant_rounding=["first"])
+    librope.SwigluQuant(scale_layout="8x4")  # type: ignore[arg-type]
     librope.SwigluDesc(dtype="f32", limit_rule="up")  # type: ignore[arg-type]
     librope.SwigluDesc(dtype="f31")  # type: ignore[arg-type]
     assert_type(librope.scaled_frequencies(64, 1e4, type="yarn", factor=4.0).attention_scale, float)

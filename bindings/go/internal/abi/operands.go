@@ -31,12 +31,14 @@ static void note_rope(const uint64_t *addresses, uint64_t *found) {
 
 static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
   const swiglu_args_t args = {0};
+  const swiglu_quant_args_t quant = {0};
   const swiglu_input_args_t input = {0};
   rope_go_gating_t whole;
-  rope_go_complete_gating(&whole, &args, &input, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                          NULL, NULL);
+  rope_go_complete_gating(&whole, &args, &quant, &input, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
   note(&whole.args.gate, 9, found);
-  note(&whole.input.gate_bias, 3, found + 9);
+  note(&whole.input.gate_bias, 5, found + 9);
+  note(&whole.args.quant->scale, 3, found + 14);
 }
 */
 import "C"

@@ -125,6 +125,16 @@ pub enum LimitRule {
     Activation = sys::SWIGLU_LIMIT_ACTIVATION,
 }
 
+/// Where SwiGLU's written scales lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum ScaleLayout {
+    /// By their strides.
+    Strided = sys::SWIGLU_SCALE_LAYOUT_STRIDED,
+    /// In tiles of 128 rows and 4 groups.
+    Tiles128x4 = sys::SWIGLU_SCALE_LAYOUT_128X4,
+}
+
 /// A value of [`product_rounding`](crate::SwigluBuilder::product_rounding).
 pub const PRODUCT_ROUND_ACTIVATION: i32 = sys::SWIGLU_PRODUCT_ROUND_ACTIVATION;
 

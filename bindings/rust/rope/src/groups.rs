@@ -1,5 +1,5 @@
 use crate::view::ABSENT;
-use crate::{sys, View, ViewMut};
+use crate::{sys, ScaleLayout, View, ViewMut};
 use std::marker::PhantomData;
 use std::mem::size_of;
 
@@ -256,6 +256,82 @@ impl<'a> Quant<'a> {
     }
 
     /// Codes are x * scale (flashinfer, TensorRT-LLM, TransformerEngine); not of written scales.
+    pub fn scale_multiplies(mut self) -> Self {
+        self.raw.flags |= sys::ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+        self
+    }
+}
+
+/// Scales of SwiGLU's output of 8 bits, whose codes are x / scale; `swiglu_quant_args_t`.
+#[derive(Debug)]
+pub struct SwigluQuant<'a> {
+    pub(crate) raw: sys::swiglu_quant_args_t,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: views, which may be sent.
+unsafe impl Send for SwigluQuant<'_> {}
+
+impl Default for SwigluQuant<'_> {
+    fn default() -> Self {
+        SwigluQuant::new()
+    }
+}
+
+impl<'a> SwigluQuant<'a> {
+    pub fn new() -> Self {
+        let raw = sys::swiglu_quant_args_t {
+            struct_size: size_of::<sys::swiglu_quant_args_t>() as u32,
+            flags: 0,
+            scale_floor: 0.0,
+            scale: ABSENT,
+            scales_out: ABSENT,
+            amax_out: ABSENT,
+            scale_layout: 0,
+            reserved0: 0,
+        };
+        SwigluQuant { raw, memory: PhantomData }
+    }
+
+    /// `f32`, `[1]`, or `[E]` with experts, above 0. Not given: 1.
+    pub fn scale(mut self, scale: View<'a>) -> Self {
+        self.raw.scale = scale.raw;
+        self
+    }
+
+    /// Written instead, in `f32` or [`F8E8m0`](crate::F8E8m0): the first axes of the output, at least one, with experts
+    /// two, and not all, then G, which may be split, `[.., G/4, 4]`. Each of G groups of neighbouring elements of the
+    /// other axes has the scale (largest magnitude) / (largest number of the type).
+    pub fn scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.scales_out = scales.raw;
+        self
+    }
+
+    /// Where written scales lie. Not given: by their strides.
+    pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
+        self.raw.scale_layout = layout as i32;
+        self
+    }
+
+    /// The least that a largest magnitude is taken for, with written scales. Not given: 1e-10 for `f32`, else none.
+    pub fn scale_floor(mut self, floor: f64) -> Self {
+        self.raw.scale_floor = floor;
+        self
+    }
+
+    /// Written scales of `f32` are rounded up to powers of two, as those of [`F8E8m0`](crate::F8E8m0) always are.
+    pub fn power_of_two(mut self) -> Self {
+        self.raw.flags |= sys::ROPE_QUANT_FLAG_POWER_OF_TWO;
+        self
+    }
+
+    /// One `f32`, which calls raise to the largest magnitude of what becomes 8 bits.
+    pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
+        self.raw.amax_out = amax.raw;
+        self
+    }
+
+    /// Codes are x * scale (TransformerEngine); not of written scales.
     pub fn scale_multiplies(mut self) -> Self {
         self.raw.flags |= sys::ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
         self

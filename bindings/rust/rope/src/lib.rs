@@ -34,15 +34,16 @@ mod swiglu;
 mod view;
 
 pub use descriptor::{
-    build_info, device_count, version, Activation, Device, Layout, LimitRule, NormExtent, NormOrder, NormType, Style,
-    TableRows, ACCUMULATE, NORM_K, NORM_Q, NORM_ROUND_AFTER_WEIGHT, NORM_ROUND_BEFORE_WEIGHT, NORM_V,
-    PRODUCT_ROUND_ACTIVATION, PROGRAMMATIC_LAUNCH, QUANT_ROUND_FIRST, ROTATION_ROUND_EACH, UNROTATED, V_UNROTATED,
+    build_info, device_count, version, Activation, Device, Layout, LimitRule, NormExtent, NormOrder, NormType,
+    ScaleLayout, Style, TableRows, ACCUMULATE, NORM_K, NORM_Q, NORM_ROUND_AFTER_WEIGHT, NORM_ROUND_BEFORE_WEIGHT,
+    NORM_V, PRODUCT_ROUND_ACTIVATION, PROGRAMMATIC_LAUNCH, QUANT_ROUND_FIRST, ROTATION_ROUND_EACH, UNROTATED,
+    V_UNROTATED,
 };
 pub use error::{Error, Result, Status};
 pub use frequencies::{
     scaled_frequencies, section_axes, ScaledFrequencies, Scaling, ScalingType, SectionAxes, SectionsType,
 };
-pub use groups::{Cache, Input, Norm, Quant};
+pub use groups::{Cache, Input, Norm, Quant, SwigluQuant};
 pub use rope_sys as sys;
 pub use rotary::{Args, Desc, DescBuilder, Operand};
 pub use swiglu::{Swiglu, SwigluArgs, SwigluBuilder};

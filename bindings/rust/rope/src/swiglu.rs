@@ -1,6 +1,6 @@
 use crate::error::{check, explanation};
 use crate::view::ABSENT;
-use crate::{sys, Activation, Device, Dtype, LimitRule, Result, View, ViewMut};
+use crate::{sys, Activation, Device, Dtype, LimitRule, Result, SwigluQuant, View, ViewMut};
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::os::raw::c_void;
@@ -66,6 +66,13 @@ impl SwigluBuilder {
     /// before it meets up. 0: it is not.
     pub fn product_rounding(mut self, rounding: i32) -> Self {
         self.config.product_rounding = rounding;
+        self
+    }
+
+    /// [`QUANT_ROUND_FIRST`](crate::QUANT_ROUND_FIRST): values are rounded to the dtype before they are scaled and
+    /// quantised.
+    pub fn quant_rounding(mut self, bits: i32) -> Self {
+        self.config.quant_rounding = bits;
         self
     }
 
@@ -172,6 +179,7 @@ impl Swiglu {
 #[derive(Debug)]
 pub struct SwigluArgs<'a> {
     raw: sys::swiglu_args_t,
+    quant: Option<SwigluQuant<'a>>,
     input: Option<sys::swiglu_input_args_t>,
     memory: PhantomData<&'a mut [u8]>,
 }
@@ -196,12 +204,13 @@ impl<'a> SwigluArgs<'a> {
             quant: null(),
             input: null(),
         };
-        SwigluArgs { raw, input: None, memory: PhantomData }
+        SwigluArgs { raw, quant: None, input: None, memory: PhantomData }
     }
 
-    /// What C takes: with the further inputs, which are borrowed.
+    /// What C takes: with the groups, which are borrowed.
     fn whole(&self) -> sys::swiglu_args_t {
         let mut whole = self.raw;
+        whole.quant = self.quant.as_ref().map_or(null(), |quant| &quant.raw);
         whole.input = self.input.as_ref().map_or(null(), |input| input);
         whole
     }
@@ -305,6 +314,26 @@ impl<'a> SwigluArgs<'a> {
     /// with [`num_rows`](SwigluArgs::num_rows).
     pub fn expert_rows(mut self, counts: View<'a>) -> Self {
         self.input().expert_rows = counts.raw;
+        self
+    }
+
+    /// `[E + 1]`, with gate `[N, .., d]`: expert e has the rows from offset e to before offset e + 1; rows without an
+    /// expert are neither read nor written. Not together with `num_rows` or `expert_rows`.
+    pub fn expert_offsets(mut self, offsets: View<'a>) -> Self {
+        self.input().expert_offsets = offsets.raw;
+        self
+    }
+
+    /// `[N]`, with [`row_scale`](SwigluArgs::row_scale) `[M]`: row i takes the factor of index i. A row whose index is
+    /// below 0, or not below M, is neither read nor written. `grad_row_scale` has an entry for each row then.
+    pub fn row_index(mut self, indices: View<'a>) -> Self {
+        self.input().row_index = indices.raw;
+        self
+    }
+
+    /// Forward: scales of an output of 8 bits, which without them is not scaled.
+    pub fn quant(mut self, quant: SwigluQuant<'a>) -> Self {
+        self.quant = Some(quant);
         self
     }
 

@@ -1203,3 +1203,160 @@ fn gradients_of_norms() {
         assert!(error.message().contains(words), "{}", error.message());
     }
 }
+
+/// relu(gate) * up, and the bytes of an output of SwiGLU for them.
+fn rectified(rows: usize, width: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+    let gate: Vec<f32> = numbers(rows * width).iter().map(|x| x * 30.0).collect();
+    let up: Vec<f32> = numbers(2 * rows * width).iter().rev().take(rows * width).copied().collect();
+    let values = gate.iter().zip(&up).map(|(g, u)| g.max(0.0) * u).collect();
+    (gate, up, values)
+}
+
+#[test]
+fn codes_of_gating() {
+    const EXPERTS: usize = 3;
+    const ROWS: usize = 4;
+    const WIDTH: usize = 24;
+    let shape = [EXPERTS, ROWS, WIDTH];
+    let (gate, up, values) = rectified(EXPERTS * ROWS, WIDTH);
+    let (counts, scale) = ([4i32, 0, 2], [0.37f32, 2.0, 11.0]);
+    let view = |data| View::new(data, &shape).unwrap();
+    let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).activation(Activation::Reglu).build().unwrap();
+    let is_row = |row: usize| row % ROWS < counts[row / ROWS] as usize;
+    for multiplies in [false, true] {
+        let (mut out, mut amax) = (vec![F8E5m2(9); values.len()], [0.5f32]);
+        let mut quant = SwigluQuant::new()
+            .scale(View::new(&scale, &[EXPERTS]).unwrap())
+            .amax_out(ViewMut::new(&mut amax, &[1]).unwrap());
+        if multiplies {
+            quant = quant.scale_multiplies();
+        }
+        let mut args = SwigluArgs::forward(view(&gate), view(&up), ViewMut::new(&mut out, &shape).unwrap())
+            .expert_rows(View::new(&counts, &[EXPERTS]).unwrap())
+            .quant(quant);
+        assert!(swiglu.explain(&args).unwrap().starts_with("swiglu F32 forward on the CPU: "));
+        swiglu.forward(&mut args).unwrap();
+        let mut largest = 0.5f32;
+        for (i, value) in values.iter().enumerate() {
+            let by = scale[i / WIDTH / ROWS];
+            let by = if multiplies { by } else { 1.0 / by };
+            if is_row(i / WIDTH) {
+                largest = largest.max(value.abs());
+                assert_eq!(out[i].0, code_of(value * by, 2), "element {i}");
+            } else {
+                assert_eq!(out[i].0, 9);
+            }
+        }
+        assert_eq!(amax[0], largest);
+    }
+    for (is_power_of_two, groups) in [(false, 1), (true, 3), (false, 8)] {
+        let (mut out, mut scales) = (vec![F8E4m3(9); values.len()], vec![-1.0f32; EXPERTS * ROWS * groups]);
+        let scale_shape: &[usize] = if groups == 8 { &[EXPERTS, ROWS, 2, 4] } else { &[EXPERTS, ROWS, groups] };
+        let mut quant = SwigluQuant::new()
+            .scales_out(ViewMut::new(&mut scales, scale_shape).unwrap())
+            .scale_layout(ScaleLayout::Strided)
+            .scale_floor(3.0);
+        if is_power_of_two {
+            quant = quant.power_of_two();
+        }
+        let mut args = SwigluArgs::forward(view(&gate), view(&up), ViewMut::new(&mut out, &shape).unwrap())
+            .expert_rows(View::new(&counts, &[EXPERTS]).unwrap())
+            .quant(quant);
+        swiglu.forward(&mut args).unwrap();
+        let width = WIDTH / groups;
+        for (i, group) in values.chunks(width).enumerate() {
+            let (mut wanted, mut codes) = scaled(group, is_power_of_two, 448.0, 3);
+            if !is_row(i / groups) {
+                (wanted, codes) = (-1.0, vec![9; width]);
+            }
+            assert_eq!(scales[i], wanted, "group {i} of {groups}");
+            assert_eq!(out[i * width..][..width].iter().map(|x| x.0).collect::<Vec<_>>(), codes);
+        }
+    }
+}
+
+#[test]
+fn gating_rounded_before_codes() {
+    // 1.015625 * 1.015625 = 1.031494 is 1.03125 in bf16, by which the largest code is reached exactly.
+    let (gate, up) = ([Bf16(0x3f82); 2], [Bf16(0x3f82); 2]);
+    let scale_of = |rounding: i32| {
+        let swiglu =
+            Swiglu::builder(Device::Cpu, Dtype::Bf16).activation(Activation::Reglu).quant_rounding(rounding).build();
+        let (mut out, mut scales) = ([F8E4m3(0); 2], [0.0f32]);
+        let view = |data| View::new(data, &[1, 2]).unwrap();
+        let mut args = SwigluArgs::forward(view(&gate), view(&up), ViewMut::new(&mut out, &[1, 2]).unwrap())
+            .quant(SwigluQuant::new().scales_out(ViewMut::new(&mut scales, &[1, 1]).unwrap()));
+        swiglu.unwrap().forward(&mut args).unwrap();
+        assert_eq!(out.map(|x| x.0), [0x7e; 2]);
+        scales[0]
+    };
+    assert_eq!(scale_of(0), 1.015625f32 * 1.015625 / 448.0);
+    assert_eq!(scale_of(QUANT_ROUND_FIRST), 1.03125f32 / 448.0);
+    let unknown = Swiglu::builder(Device::Cpu, Dtype::Bf16).quant_rounding(QUANT_ROUND_FIRST | 8).build();
+    assert_refused(unknown, Status::NotSupported, "quant_rounding is 0x9");
+
+    let f32s = Swiglu::builder(Device::Cpu, Dtype::F32).build().unwrap();
+    let given = numbers(8);
+    let wrong = View::new(&given, &[1, 1]).unwrap();
+    let (mut amax, mut scales) = ([0.0f32; 2], [0.0f32; 2]);
+    for (quant, words) in [
+        (SwigluQuant::new().scale(wrong), "quant.scale has shape [1, 1]"),
+        (SwigluQuant::new().amax_out(ViewMut::new(&mut amax, &[2]).unwrap()), "quant.amax_out has shape [2]"),
+        (SwigluQuant::new().scales_out(ViewMut::new(&mut scales, &[2]).unwrap()), "quant.scales_out has shape [2]"),
+        (SwigluQuant::new().scale_floor(0.5), "quant.scale_floor is 0.5"),
+        (SwigluQuant::new().power_of_two(), "quant.flags is 0x2"),
+    ] {
+        let mut out = [F8E5m2(0); 4];
+        let (gate, up) = given.split_at(4);
+        let view = |data| View::new(data, &[2, 2]).unwrap();
+        let mut args = SwigluArgs::forward(view(gate), view(up), ViewMut::new(&mut out, &[2, 2]).unwrap()).quant(quant);
+        assert_refused(f32s.forward(&mut args), Status::InvalidArgument, words);
+    }
+}
+
+#[test]
+fn gating_of_experts_back_to_back() {
+    const ROWS: usize = 7;
+    const WIDTH: usize = 10;
+    let (gate, up, _) = rectified(ROWS, WIDTH);
+    let (grad, bias, factors) = (numbers(ROWS * WIDTH), numbers(2 * WIDTH), [0.5f32, -2.0, 3.0]);
+    let (offsets, index) = ([1i32, 4, 6], [0i64, 2, -1, 1, 0, 3, 2]);
+    // Rows 0 and 6 have no expert, rows 2 and 5 no factor.
+    let experts = [None, Some(0), None, Some(0), Some(1), None, None];
+    let view = |data| View::new(data, &[ROWS, WIDTH]).unwrap();
+    let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).activation(Activation::Reglu).build().unwrap();
+    let (mut out, mut grad_gate, mut grad_factors) =
+        (vec![7.0f32; gate.len()], vec![7.0f32; gate.len()], vec![7.0f32; ROWS]);
+    let forward = SwigluArgs::forward(view(&gate), view(&up), ViewMut::new(&mut out, &[ROWS, WIDTH]).unwrap());
+    let backward = SwigluArgs::backward(view(&gate), view(&up), view(&grad))
+        .grad_gate(ViewMut::new(&mut grad_gate, &[ROWS, WIDTH]).unwrap())
+        .grad_row_scale(ViewMut::new(&mut grad_factors, &[ROWS]).unwrap());
+    let [mut forward, mut backward] = [forward, backward].map(|args| {
+        args.up_bias(View::new(&bias, &[2, WIDTH]).unwrap())
+            .row_scale(View::new(&factors, &[3]).unwrap())
+            .expert_offsets(View::new(&offsets, &[3]).unwrap())
+            .row_index(View::new(&index, &[ROWS]).unwrap())
+    });
+    swiglu.forward(&mut forward).unwrap();
+    swiglu.backward(&mut backward).unwrap();
+    for (row, expert) in experts.into_iter().enumerate() {
+        let mut sum = 0.0;
+        for column in 0..WIDTH {
+            let i = row * WIDTH + column;
+            let Some(expert) = expert else {
+                assert_eq!((out[i], grad_gate[i], grad_factors[row]), (7.0, 7.0, 7.0));
+                continue;
+            };
+            let (g, u) = (f64::from(gate[i]), f64::from(up[i]) + f64::from(bias[expert * WIDTH + column]));
+            let factor = f64::from(factors[index[row] as usize]);
+            let wanted = [g.max(0.0) * u * factor, if g > 0.0 { f64::from(grad[i]) * u * factor } else { 0.0 }];
+            sum += f64::from(grad[i]) * g.max(0.0) * u;
+            for (found, wanted) in [out[i], grad_gate[i]].into_iter().zip(wanted) {
+                assert!((f64::from(found) - wanted).abs() < 1e-4, "{i}: {found} instead of {wanted}");
+            }
+        }
+        if expert.is_some() {
+            assert!((f64::from(grad_factors[row]) - sum).abs() < 1e-3, "row {row}");
+        }
+    }
+}
