@@ -1,6 +1,6 @@
-// simulated_cuda_backend.cpp - the CUDA backend of a library whose GPU is simulated, for the step
+// simulated_cuda_backend.cpp - the CUDA backend of a library whose GPU is simulated, for the step and for SwiGLU to codes
 //
-// Plans, params and kernels are those of the library. Memory of the device is the host's. What has no step the CPU does.
+// Plans, params and kernels are those of the library. Memory of the device is the host's. The CPU does everything else.
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
@@ -8,8 +8,10 @@
 
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_rope.hpp"
+#include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/step_params.hpp"
+#include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/operations.hpp"
 #include "simulated_gpu.hpp"
 
@@ -31,6 +33,8 @@ using Call = void (*)(const void *kernel, void *params);
 std::map<const void *, Call> find_calls() {
   std::map<const void *, Call> calls;
   const auto add = [&](auto element) {
+    const void *const codes = swiglu_kernel_of(element, 1, {kSwigluCodes, SwigluFormula::kOptions, false});
+    if (codes != nullptr) calls[codes] = call<SwigluCodesParams>;
     calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false})] =
         call<StepGeneralParams>;
     if constexpr (sizeof element >= 4) {
@@ -120,18 +124,23 @@ int32_t count_devices(const char *) {
 }
 
 // Few multiprocessors make launches long that tests can afford.
-rope_status_t open_rope(const char *, const RopeGeometry &, int32_t, int32_t, DeviceInfo *device) {
+DeviceInfo simulated_device() {
   const char *const multiprocessors = std::getenv("ROPE_SIMULATED_MULTIPROCESSORS");
-  *device = {true, 1, multiprocessors != nullptr ? std::atoi(multiprocessors) : 132, 90, 6016};
+  return {true, 1, multiprocessors != nullptr ? std::atoi(multiprocessors) : 132, 90, 6016};
+}
+
+rope_status_t open_rope(const char *, const RopeGeometry &, int32_t, int32_t, DeviceInfo *device) {
+  *device = simulated_device();
   return ROPE_STATUS_SUCCESS;
 }
 
 rope_status_t refuse(const char *function) {
-  return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: device is CUDA: the simulated GPU has the step alone", function);
+  return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: device is CUDA: the simulated GPU fills no tables", function);
 }
 
-rope_status_t open_swiglu(const char *function, rope_dtype_t, int32_t, int32_t, DeviceInfo *) {
-  return refuse(function);
+rope_status_t open_swiglu(const char *, rope_dtype_t, int32_t, int32_t, DeviceInfo *device) {
+  *device = simulated_device();
+  return ROPE_STATUS_SUCCESS;
 }
 
 rope_status_t run_rope(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
@@ -147,8 +156,13 @@ rope_status_t fill_tables(const char *function, const TableProblem &, const Devi
   return refuse(function);
 }
 
-rope_status_t run_swiglu(const char *function, const SwigluProblem &, const SwigluPlan &, int32_t, rope_stream_t) {
-  return refuse(function);
+rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                         int32_t device_index, rope_stream_t stream) {
+  if (!problem.has_codes()) {
+    run_cpu_swiglu(problem, 1);
+    return ROPE_STATUS_SUCCESS;
+  }
+  return run_cuda_swiglu(function, problem, plan, device_index, stream);
 }
 
 const char *describe() {

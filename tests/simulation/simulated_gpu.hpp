@@ -55,6 +55,8 @@ inline uint32_t lane() {
 
 // ---- What the kernels use of CUDA's language and intrinsics ----
 
+#define ROPE_SIMULATED_GPU 1  // the library's host code has what its device code has alone
+
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #undef __grid_constant__
@@ -81,6 +83,12 @@ inline void __syncwarp(uint32_t mask = 0xffffffffu) {
 template <typename T>
 T __shfl_sync(uint32_t mask, T value, int source) {
   return simulation::exchange_as(mask, value, static_cast<uint32_t>(source));
+}
+// Of the first lanes their own.
+template <typename T>
+T __shfl_up_sync(uint32_t mask, T value, uint32_t distance) {
+  const uint32_t lane = simulation::lane();
+  return simulation::exchange_as(mask, value, lane < distance ? lane : lane - distance);
 }
 template <typename T>
 T __shfl_xor_sync(uint32_t mask, T value, uint32_t bits) {

@@ -108,7 +108,7 @@ ROPE_HOST_DEVICE float reciprocal_of(float divisor) {
 #endif
 }
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(ROPE_SIMULATED_GPU)
 constexpr float kBriefFactor = -0.721347520f;  // the exponent of 2 that is the root of exp(-1)
 
 // (1 + exp(-y)) * 2^-26 for data of 16 bits, y * kBriefFactor being x * factor; and the root of its second term, a
@@ -152,7 +152,7 @@ ROPE_HOST_DEVICE Slope<double> tanh_of(double x) {
   return {tanh(x), 4.0 * (e * reciprocal) * reciprocal};
 }
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(ROPE_SIMULATED_GPU)
 // The soft cap of x for data of 16 bits is bounded * dividend / divisor, within 9.3e-6 of it: minimax of tanh(y) / y up
 // to y = 5.9, where tanh is 1.5e-5 from 1. The dividend is at most 7, the divisor 41.
 struct BriefSoftCap {
