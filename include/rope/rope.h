@@ -255,8 +255,7 @@ enum {
  *
  * This version serves norms, row factors, what is not turned, and in rope_forward q_pass and k_pass, caches, and outputs
  * and caches of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with
- * NOT_SUPPORTED: of RoPE F4_E2M1X2 and written scales of F8_E4M3; of SwiGLU `quant` in swiglu_backward, expert_offsets
- * and row_index. */
+ * NOT_SUPPORTED: of RoPE F4_E2M1X2 and written scales of F8_E4M3; of SwiGLU `quant` in swiglu_backward. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -904,8 +903,8 @@ typedef struct swiglu_quant_args {
   /* Static: F32 [1], or [E] with experts, above 0, where the tensors are. Beside scales_out of F8_E4M3 it is their
    * global factor g, 1 where it is absent, whatever the flags; beside other scales_out it is INVALID_ARGUMENT. */
   rope_tensor_t scale;
-  /* Written, F32 or F8_E8M0, beside F4_E2M1X2 also F8_E4M3: the first axes of gate, at least one, with experts two, and
-   * not all, then G groups of neighbouring channels of gate's other axes, counted with the last axis fastest: gate
+  /* Written, F32 or F8_E8M0, beside F4_E2M1X2 also F8_E4M3: the first axes of gate, at least one, with
+   * expert_rows two, and not all, then G groups of neighbouring channels of gate's other axes, counted with the last axis fastest: gate
    * [N, d] has [N, 1] by row and [N, d/128] by 128. G may be split, [.., G/4, 4]. Any strides. Beside F4_E2M1X2 a group
    * has an even number of channels. SWIGLU_SCALE_LAYOUT_128X4 has shapes of its own. */
   rope_tensor_t scales_out;
@@ -918,8 +917,14 @@ typedef struct swiglu_quant_args {
 #define SWIGLU_QUANT_ARGS_INIT \
   { sizeof(swiglu_quant_args_t), 0, 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, 0, 0 }
 
-/* Further inputs. Values are read where they lie when the kernel runs; a row whose offset or index is out of range is
- * not written. */
+/* Further inputs. Values are read where they lie when the kernel runs.
+ *
+ * expert_offsets rise and lie within 0 to N. Row i has an expert where expert_offsets[0] <= i < expert_offsets[E]. It is
+ * found by bisection: from lo = 0 and hi = E on, (lo + hi) / 2 takes the place of lo where its offset is at most i, else
+ * of hi, until hi is lo + 1; then lo is the expert. So is it too where offsets fall, which gives an expert no rows, or
+ * rows to one of several. A row without an expert, one whose expert has an offset outside 0 to N, and one whose row_index
+ * is below 0 or not below M, is neither read nor written. A bias of [E, d] and, with row_index, row_scale share no
+ * element with an output. */
 typedef struct swiglu_input_args {
   uint32_t struct_size;             /* sizeof(swiglu_input_args_t) */
   uint32_t flags;                   /* 0 */
@@ -927,9 +932,11 @@ typedef struct swiglu_input_args {
   rope_tensor_t expert_rows;        /* I32/I64 [E] with gate [E, N, .., d]: rows of each expert, held within 0 to N; the
                                        others are neither read nor written. Not together with num_rows; with a
                                        grad_row_scale row_scale has at least the axes [E, N] */
-  rope_tensor_t expert_offsets;     /* I32/I64 [E + 1] with gate [N, ..]: expert e has rows expert_offsets[e] to
-                                       expert_offsets[e + 1] - 1, rising; not together with expert_rows */
-  rope_tensor_t row_index; /* I32/I64 [N]: row i takes row_scale[row_index[i]]; a negative one: it is not written */
+  rope_tensor_t expert_offsets;     /* I32/I64 [E + 1], E at least 1, with gate [N, .., d]: expert e has the rows
+                                       expert_offsets[e] to expert_offsets[e + 1] - 1. Not together with expert_rows or
+                                       num_rows */
+  rope_tensor_t row_index;          /* I32/I64 [N] with gate [N, .., d] and row_scale [M], any M: row i takes
+                                       row_scale[row_index[i]]. Not together with expert_rows */
 } swiglu_input_args_t;
 
 /* A swiglu_input_args_t whose tensors are absent and whose flags are 0. */
@@ -953,13 +960,14 @@ typedef struct swiglu_args {
                               input. Backward: if given, the output again (activation checkpointing) */
   rope_tensor_t row_scale; /* a factor of the output for each row (a router's weight): F32 or the descriptor's dtype;
                               its axes are the first ones of gate, at least one and not all: [N] for gate [N, d] and
-                              for [N, d/32, 32]. Absent: 1 */
+                              for [N, d/32, 32]; with row_index [M]. Absent: 1 */
   rope_tensor_t num_rows;  /* I32/I64 [1], where the tensors are: how many entries of gate's first axis there are, read
                               when the kernel runs and held within 0 to its length; the others are neither read nor
                               written. Absent: all */
   rope_tensor_t grad_out;  /* backward: required; forward: absent */
   rope_tensor_t grad_gate, grad_up; /* backward: an absent gradient is not wanted, one of the three is required */
-  rope_tensor_t grad_row_scale;     /* shape and dtype of row_scale, which must be given */
+  rope_tensor_t grad_row_scale;     /* shape and dtype of row_scale, which must be given; with row_index [N], row i's
+                                       gradient being entry i */
   const swiglu_quant_args_t *quant; /* NULL: nothing is scaled; host memory, as the next one */
   const swiglu_input_args_t *input; /* NULL: no bias and no experts */
 } swiglu_args_t;

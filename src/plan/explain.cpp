@@ -53,7 +53,7 @@ const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan)
   if (problem.grad_row_scale != nullptr) return "row sums";
   if (problem.has_codes()) return "codes";
   const bool has_options = plan.formula > SwigluFormula::kForm;
-  if (plan.is_expert_matrix) return "expert";
+  if (plan.is_expert_matrix) return problem.rows.is_present() ? "row" : "expert";
   if (plan.is_flat) return "flat";
   if (plan.is_matrix) return has_options ? "matrix with options" : "matrix";
   if (has_options) return "element";

@@ -72,6 +72,7 @@ void add_bias(const SwigluProblem &problem, int which, VectorLimits *limits) {
   const int64_t size = dtype_size(problem.bias_dtype[which]);
   limits->bytes.add(problem.bias[which]);
   for (int axis = 0; axis < last; ++axis) limits->bytes.add(problem.bias_stride[which][axis] * size);
+  limits->bytes.add(problem.bias_expert_stride[which] * size);
   if (problem.bias_stride[which][last] != 1) limits->bytes.add(dtype_size(problem.dtype));
 }
 
@@ -92,17 +93,16 @@ SwigluFormula formula_of(const SwigluProblem &problem) {
   const bool has_biases = problem.bias[kGate] != nullptr || problem.bias[kUp] != nullptr;
   const bool has_caps = form.gate_softcap != 0 || form.up_softcap != 0;
   const bool has_bounds = has_caps || form.limits_activation;
+  const bool has_rows = problem.expert_rows != nullptr || problem.rows.is_present();
   if (form.rounds_activation) return SwigluFormula::kOptions;
   if (form.activation != Activation::kSwiglu) {
-    if (has_biases || has_bounds || problem.expert_rows != nullptr) return SwigluFormula::kOptions;
+    if (has_biases || has_bounds || has_rows) return SwigluFormula::kOptions;
     constexpr SwigluFormula kFormulas[] = {SwigluFormula::kForm, SwigluFormula::kGegluErf, SwigluFormula::kGegluTanh,
                                            SwigluFormula::kReglu};
     return kFormulas[static_cast<int>(form.activation)];
   }
-  if (has_bounds) {
-    return has_biases || problem.expert_rows != nullptr ? SwigluFormula::kOptions : SwigluFormula::kSoftcaps;
-  }
-  if (has_biases || problem.expert_rows != nullptr) return SwigluFormula::kBiases;
+  if (has_bounds) return has_biases || has_rows ? SwigluFormula::kOptions : SwigluFormula::kSoftcaps;
+  if (has_biases || has_rows) return SwigluFormula::kBiases;
   const bool is_plain = form.is_plain && problem.row_scale == nullptr && problem.num_rows == nullptr;
   return is_plain ? SwigluFormula::kPlain : SwigluFormula::kForm;
 }
@@ -147,7 +147,9 @@ bool fits_narrow_row(const SwigluProblem &problem, const int64_t *stride) {
 // Whether the plan, whose vectors are as wide as they may be, is of matrices whose rows have whole vectors.
 bool is_of_matrices(const SwigluProblem &problem, const SwigluPlan &plan) {
   if (problem.dtype == ROPE_DTYPE_F64 || problem.row_scale != nullptr || problem.num_rows != nullptr) return false;
-  if (problem.expert_rows != nullptr || plan.is_alternating() || problem.ndim > 2) return false;
+  if (problem.expert_rows != nullptr || problem.rows.is_present() || plan.is_alternating() || problem.ndim > 2) {
+    return false;
+  }
   const int64_t columns = problem.shape[problem.ndim - 1];
   if (columns % plan.vector_elements != 0 || problem.num_elements() > UINT32_MAX) return false;
   for (int i = 0; i < problem.num_inputs(); ++i) {
@@ -213,23 +215,27 @@ rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *pla
   return ROPE_STATUS_SUCCESS;
 }
 
-// Whether the plan, whose vectors are as wide as they may be, is of tensors of the axes experts, rows and columns with
-// numbers of 32 bits; then warps take parts of rows.
+// Whether the plan, whose vectors are as wide as they may be, is of tensors of the axes experts, rows and columns, or of
+// rows that are looked up and columns, with numbers of 32 bits; then warps take parts of rows.
 bool choose_expert_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
-  if (problem.expert_rows == nullptr || plan->formula != SwigluFormula::kBiases) return false;
+  const bool has_rows = problem.rows.is_present();
+  if ((problem.expert_rows == nullptr && !has_rows) || plan->formula != SwigluFormula::kBiases) return false;
   if (problem.dtype == ROPE_DTYPE_F64 || plan->vector_elements * dtype_size(problem.dtype) != kMaxVectorBytes) {
     return false;
   }
   const bool has_axes =
-      problem.ndim == 3 && problem.expert_index_stride[0] != 0 && problem.expert_row_index_stride[1] != 0;
-  if (!has_axes || problem.shape[2] % plan->vector_elements != 0) return false;
-  const int64_t vectors = problem.shape[2] / plan->vector_elements, parts = (vectors - 1) / kSwigluPartVectors + 1;
-  if (problem.num_elements() / problem.shape[2] > INT32_MAX / parts || vectors > INT32_MAX) return false;
+      has_rows ? problem.ndim == 2 && problem.row_index_stride[0] != 0
+               : problem.ndim == 3 && problem.expert_index_stride[0] != 0 && problem.expert_row_index_stride[1] != 0;
+  const int64_t columns = problem.shape[problem.ndim - 1], rows = problem.num_elements() / columns;
+  if (!has_axes || columns % plan->vector_elements != 0) return false;
+  const int64_t vectors = columns / plan->vector_elements, parts = (vectors - 1) / kSwigluPartVectors + 1;
+  if (rows > (INT32_MAX - 1) / parts || vectors > INT32_MAX) return false;
+  if (problem.rows.experts > kMaxSwigluLookupExperts) return false;
   plan->vectors_per_row = vectors;
   plan->parts_per_row = parts;
   plan->num_vectors = problem.num_elements() / plan->vector_elements;
   constexpr int64_t kWarps = kSwigluThreads / 32;
-  const int64_t needed = (problem.experts * problem.rows_per_expert * parts - 1) / kWarps + 1;
+  const int64_t needed = (rows * parts - 1) / kWarps + 1;
   const int64_t most = int64_t{device.multiprocessors} * kSwigluExpertBlocks;
   plan->grid_x = static_cast<uint32_t>(needed < most ? needed : most);
   plan->grid_y = 1;

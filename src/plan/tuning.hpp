@@ -265,6 +265,7 @@ constexpr int kSwigluMaxHalfVectorThreads = 300;  // for each multiprocessor: up
 constexpr uint32_t kSwigluPartVectors = 128;      // that a warp takes at a time of a row of an expert
 constexpr int64_t kSwigluCodeElements = 1024;     // of a block of codes without written scales
 constexpr int kSwigluExpertBlocks = 9;            // for each multiprocessor, of kSwigluThreads
+constexpr int kMaxSwigluLookupExperts = 1024;     // whose offsets a block keeps; with more there are single elements
 constexpr int64_t kSwigluAlternatingVectorBytes = 16;  // of a vector of gate and up that alternate
 constexpr int kMaxSwigluRowThreads = 256;              // of a block that sums a row
 constexpr int kSwigluRowResidentThreads = 768;         // that registers must suffice for on a multiprocessor

@@ -10,6 +10,7 @@
 #define ROPE_TESTS_SUPPORT_CASES_HPP
 
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -260,6 +261,12 @@ class SwigluCase {
   SwigluCase &biases(rope_dtype_t dtype = 0, bool by_expert = false, const Placement &placement = {});
   // Rows of each index of the first axis; rows of the second axis past them are as those past num_rows.
   SwigluCase &experts(std::vector<int64_t> rows, rope_dtype_t dtype, const Placement &placement = {});
+  // Of any values; rows of the first axis without an expert are as those past num_rows.
+  SwigluCase &expert_offsets(std::vector<int64_t> offsets, rope_dtype_t dtype, const Placement &placement = {});
+  // Row i takes entry index[i] of a row_scale of so many factors, which is given besides; so are rows whose index is
+  // outside.
+  SwigluCase &row_index(std::vector<int64_t> index, int64_t factors, rope_dtype_t dtype,
+                        const Placement &placement = {});
   // Backward writes Out too.
   SwigluCase &recomputed();
   // The value of each element of Gate, Up, GradOut and RowScale instead of random ones.
@@ -272,6 +279,8 @@ class SwigluCase {
   struct Scene;
   static constexpr int tensor_count = 10;
   bool is_row(SwigluTensor tensor, const Index &index) const;
+  bool is_gate_row(int64_t row) const;
+  std::set<int64_t> used_entries(SwigluTensor tensor) const;
   void build(Scene *scene) const;
   void verify(Scene *scene, Direction direction) const;
 
@@ -293,6 +302,10 @@ class SwigluCase {
   std::vector<int64_t> expert_rows_;
   rope_dtype_t expert_rows_dtype_ = 0;
   Placement expert_rows_placement_;
+  std::vector<int64_t> offsets_, index_;
+  rope_dtype_t offsets_dtype_ = 0, index_dtype_ = 0;
+  Placement offsets_placement_, index_placement_;
+  int64_t factors_ = 0;
 };
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "cases.hpp"
 #include "swiglu_element.hpp"
+#include "swiglu_rows.hpp"
 
 using oracle::Real;
 using swiglu_element::Element;
@@ -30,7 +31,7 @@ struct SwigluCase::Scene {
   explicit Scene(uint64_t seed) : workspace(seed) {}
   Workspace workspace;
   rope_tensor_t tensors[tensor_count] = {};
-  rope_tensor_t num_rows = {}, expert_rows = {};
+  rope_tensor_t num_rows = {}, expert_rows = {}, expert_offsets = {}, row_index = {};
 
   rope_tensor_t &operator[](SwigluTensor tensor) { return tensors[number(tensor)]; }
 };
@@ -128,8 +129,45 @@ SwigluCase &SwigluCase::experts(std::vector<int64_t> rows, rope_dtype_t dtype, c
   return *this;
 }
 
+SwigluCase &SwigluCase::expert_offsets(std::vector<int64_t> offsets, rope_dtype_t dtype, const Placement &placement) {
+  offsets_ = std::move(offsets);
+  offsets_dtype_ = dtype;
+  offsets_placement_ = placement;
+  return *this;
+}
+
+SwigluCase &SwigluCase::row_index(std::vector<int64_t> index, int64_t factors, rope_dtype_t dtype,
+                                  const Placement &placement) {
+  index_ = std::move(index);
+  factors_ = factors;
+  index_dtype_ = dtype;
+  index_placement_ = placement;
+  return *this;
+}
+
+bool SwigluCase::is_gate_row(int64_t row) const {
+  if (num_rows_dtype_ && row >= num_rows_) return false;
+  if (index_dtype_) {
+    const int64_t factor = index_[static_cast<size_t>(row)];
+    if (factor < 0 || factor >= factors_) return false;
+  }
+  return !offsets_dtype_ || swiglu_rows::expert_of(offsets_, shape_[0], row) >= 0;
+}
+
+// The factors that rows take by their index, or the experts that have rows.
+std::set<int64_t> SwigluCase::used_entries(SwigluTensor tensor) const {
+  std::set<int64_t> used;
+  for (int64_t row = 0; row < shape_[0]; ++row) {
+    if (!is_gate_row(row)) continue;
+    used.insert(tensor == SwigluTensor::RowScale ? index_[static_cast<size_t>(row)]
+                                                 : swiglu_rows::expert_of(offsets_, shape_[0], row));
+  }
+  return used;
+}
+
 bool SwigluCase::is_row(SwigluTensor tensor, const Index &index) const {
   if (tensor == SwigluTensor::GateBias || tensor == SwigluTensor::UpBias) return true;
+  if (offsets_dtype_ || index_dtype_) return is_gate_row(index[0]);
   if (expert_rows_dtype_) {
     const bool is_by_expert = tensor == SwigluTensor::RowScale || tensor == SwigluTensor::GradRowScale;
     if (is_by_expert && row_axes_ < 2) return expert_rows_[static_cast<size_t>(index[0])] > 0;
@@ -163,6 +201,14 @@ std::string SwigluCase::describe() const {
   if (expert_rows_dtype_) {
     text << "; expert_rows " << oracle::dtype_name(expert_rows_dtype_) << expert_rows_placement_.describe();
     for (int64_t rows : expert_rows_) text << ' ' << rows;
+  }
+  if (offsets_dtype_) {
+    text << "; expert_offsets " << oracle::dtype_name(offsets_dtype_) << offsets_placement_.describe();
+    for (int64_t offset : offsets_) text << ' ' << offset;
+  }
+  if (index_dtype_) {
+    text << "; row_index of " << factors_ << ' ' << oracle::dtype_name(index_dtype_) << index_placement_.describe();
+    for (int64_t factor : index_) text << ' ' << factor;
   }
   if (bias_dtype_) text << "; biases " << oracle::dtype_name(bias_dtype_);
   if (is_bias_by_expert_) text << " by expert";
@@ -222,21 +268,28 @@ void SwigluCase::build(Scene *scene) const {
     const rope_dtype_t dtype = row_scale_dtype_ ? row_scale_dtype_ : dtype_;
     for (SwigluTensor tensor : {SwigluTensor::RowScale, SwigluTensor::GradRowScale}) {
       if (!wanted_[number(tensor)]) continue;
-      (*scene)[tensor] = workspace.tensor(dtype, rows, placements_[number(tensor)]);
+      const bool is_indexed = tensor == SwigluTensor::RowScale && index_dtype_;
+      (*scene)[tensor] = workspace.tensor(dtype, is_indexed ? Shape{factors_} : rows, placements_[number(tensor)]);
     }
     filled.push_back(SwigluTensor::RowScale);
   }
   for (SwigluTensor tensor : {SwigluTensor::GateBias, SwigluTensor::UpBias}) {
     if (!wanted_[number(tensor)]) continue;
-    const Shape shape = is_bias_by_expert_ ? Shape{shape_.front(), shape_.back()} : Shape{shape_.back()};
+    const int64_t experts = offsets_dtype_ ? static_cast<int64_t>(offsets_.size()) - 1 : shape_.front();
+    const Shape shape = is_bias_by_expert_ ? Shape{experts, shape_.back()} : Shape{shape_.back()};
     (*scene)[tensor] = workspace.tensor(bias_dtype_ ? bias_dtype_ : dtype_, shape, placements_[number(tensor)]);
     filled.push_back(tensor);
   }
   for (SwigluTensor tensor : filled) {
     const rope_tensor_t &view = (*scene)[tensor];
+    const bool is_factor = tensor == SwigluTensor::RowScale && index_dtype_;
+    const bool is_bias = tensor == SwigluTensor::GateBias || tensor == SwigluTensor::UpBias;
+    const bool is_chosen = is_factor || (is_bias && is_bias_by_expert_ && offsets_dtype_);
+    const std::set<int64_t> used = is_chosen ? used_entries(tensor) : std::set<int64_t>();
     for_each_index(view, [&](const Index &index) {
       const Real value = values_ ? values_(tensor, index) : workspace.random().mixed() / 16;
-      if (is_row(tensor, index)) oracle::encode(view.dtype, value, element_at(view, index));
+      const bool is_filled = is_chosen ? used.count(index[0]) > 0 : is_row(tensor, index);
+      if (is_filled) oracle::encode(view.dtype, value, element_at(view, index));
     });
   }
   if (num_rows_dtype_) {
@@ -249,6 +302,14 @@ void SwigluCase::build(Scene *scene) const {
     workspace.fill_integers(scene->expert_rows,
                             [&](const Index &at) { return expert_rows_[static_cast<size_t>(at[0])]; });
   }
+  const auto make_list = [&](const std::vector<int64_t> &list, rope_dtype_t dtype, const Placement &placement) {
+    if (!dtype) return rope_tensor_t{};
+    const rope_tensor_t tensor = workspace.tensor(dtype, {static_cast<int64_t>(list.size())}, placement);
+    workspace.fill_integers(tensor, [&](const Index &at) { return list[static_cast<size_t>(at[0])]; });
+    return tensor;
+  };
+  scene->expert_offsets = make_list(offsets_, offsets_dtype_, offsets_placement_);
+  scene->row_index = make_list(index_, index_dtype_, index_placement_);
   for (int i = 0; i < tensor_count; ++i) {
     if (over_[i] >= 0) scene->tensors[i] = scene->tensors[over_[i]];
   }
@@ -277,15 +338,19 @@ void SwigluCase::verify(Scene *scene, Direction direction) const {
   const auto with_bias = [&](Real value, SwigluTensor tensor, const Index &at) {
     if (!wanted_[number(tensor)]) return value;
     Index place = {};
-    if (is_bias_by_expert_) place[0] = at[0];
+    if (is_bias_by_expert_) place[0] = offsets_dtype_ ? swiglu_rows::expert_of(offsets_, shape_[0], at[0]) : at[0];
     place[is_bias_by_expert_ ? 1 : 0] = at[shape_.size() - 1];
     return oracle::nearest(arithmetic, value + value_at(workspace.before((*scene)[tensor]), place));
+  };
+  const auto factor_place = [&](Index at) {
+    if (index_dtype_) at = {index_[static_cast<size_t>(at[0])]};
+    return at;
   };
   const auto element = [&](const Index &at) {
     const Real go = direction == Direction::Backward ? value_at(grad_out, at) : 0;
     const Inputs in = {with_bias(value_at(gate, at), SwigluTensor::GateBias, at),
                        with_bias(value_at(up, at), SwigluTensor::UpBias, at), go,
-                       row_axes_ ? value_at(row_scale, at) : 1};
+                       row_axes_ ? value_at(row_scale, factor_place(at)) : 1};
     return Element(in, form, arithmetic);
   };
   int64_t wrong = 0;
@@ -350,7 +415,10 @@ void SwigluCase::check() const {
     input.gate_bias = tensor(SwigluTensor::GateBias);
     input.up_bias = tensor(SwigluTensor::UpBias);
     input.expert_rows = scene.expert_rows;
-    const bool has_input = wanted_[number(SwigluTensor::GateBias)] || expert_rows_dtype_;
+    input.expert_offsets = scene.expert_offsets;
+    input.row_index = scene.row_index;
+    const bool has_experts = expert_rows_dtype_ || offsets_dtype_;
+    const bool has_input = wanted_[number(SwigluTensor::GateBias)] || has_experts || index_dtype_;
     if (has_input) args.input = &input;
     if (direction == Direction::Forward) {
       args.out = tensor(SwigluTensor::Out);

@@ -29,10 +29,12 @@ bool is_worth_streaming(const SwigluProblem &problem) {
          problem.out[kOut] != problem.in[kGate] && problem.out[kOut] != problem.in[kUp];
 }
 
-// Leaves of gate's first axis the entries that num_rows says there are. It is an axis of its own, or of length 1 and
-// gone.
+// Leaves of gate's first axis the entries that num_rows, or the last of expert_offsets, says there are. It is an axis of
+// its own, or of length 1 and gone.
 void limit_rows(SwigluProblem *problem) {
-  int64_t rows = read_integer(problem->num_rows, problem->num_rows_dtype == ROPE_DTYPE_I64, 0);
+  int64_t rows = problem->num_rows != nullptr
+                     ? read_integer(problem->num_rows, problem->num_rows_dtype == ROPE_DTYPE_I64, 0)
+                     : ExpertOffsets{problem->rows}[problem->rows.experts];
   if (rows < 0) rows = 0;
   int axis = 0;
   while (axis < problem->ndim - 1 && problem->row_index_stride[axis] == 0) ++axis;
@@ -67,7 +69,9 @@ void run_swiglu_task(void *context, int index) {
   const Range elements = {parts.begin * summed, parts.end * summed};
   const CpuKernels &kernels = cpu_kernels();
   RowSum<double> sum = {};
+  const bool takes_single_elements = has_row_per_element(problem);
   ExpertWalk walk(problem);
+  RowFinder rows(problem);
   for (int64_t element = elements.begin; element < elements.end;) {
     int64_t left = elements.end - element;
     int64_t left_in_expert = left;
@@ -76,10 +80,15 @@ void run_swiglu_task(void *context, int index) {
     const int64_t row = place / columns, column = place % columns;
     GatingRun run = {};
     run.is_streamed = job.is_streamed;
-    run.count = columns - column;
+    run.count = takes_single_elements ? 1 : columns - column;
     if (run.count > left) run.count = left;
     if (has_sums && run.count > summed - element % summed) run.count = summed - element % summed;
-    set_inputs(problem, row, column, &run);
+    const SwigluRow &gate_row = rows.row_of(place);
+    if (!gate_row.is_there) {
+      element += run.count;
+      continue;
+    }
+    set_inputs(problem, row, column, gate_row, &run);
     for (int i = 0; i < problem.num_outputs(); ++i) {
       if (problem.out[i] == nullptr) continue;
       run.out_stride[i] = problem.out_stride[i][last];
@@ -108,7 +117,7 @@ void run_swiglu_task(void *context, int index) {
 void run_cpu_swiglu(const SwigluProblem &problem, int num_tasks) {
   if (problem.codes.has_tiles) clear_scale_padding(problem);
   SwigluProblem limited = problem;
-  if (problem.num_rows != nullptr) limit_rows(&limited);
+  if (problem.num_rows != nullptr || problem.rows.expert_offsets != nullptr) limit_rows(&limited);
   if (limited.is_empty()) return;
   if (limited.has_codes()) return run_cpu_swiglu_codes(limited, num_tasks);
   SwigluJob job = {&limited, num_tasks, is_worth_streaming(limited), count_elements(limited)};

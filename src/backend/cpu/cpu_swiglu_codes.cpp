@@ -24,6 +24,7 @@ struct Piece {
   int64_t row;
   int64_t column;
   int count;
+  SwigluRow gate_row;
 };
 
 // A part of the elements on their way to codes.
@@ -35,7 +36,9 @@ class CodesWalk {
         kernels_(cpu_kernels()),
         type_(cpu_type(problem_.dtype)),
         columns_(problem_.shape[problem_.ndim - 1]),
-        experts_(problem_) {}
+        takes_single_elements_(has_row_per_element(problem_)),
+        experts_(problem_),
+        rows_(problem_) {}
 
   void run(Range elements) {
     if (codes_.scales.is_present()) {
@@ -43,10 +46,11 @@ class CodesWalk {
     } else {
       for (int64_t element = elements.begin; element < elements.end;) {
         const Piece piece = piece_at(element, elements.end);
+        element += piece.count;
+        if (!piece.gate_row.is_there) continue;
         compute(piece);
         if (codes_.amax != nullptr) find_magnitude(piece, &amax_);
         encode(piece, code_factor(given_scale(piece), codes_.scale_multiplies));
-        element += piece.count;
       }
     }
     if (codes_.amax != nullptr) raise_amax(codes_.amax, amax_);
@@ -61,14 +65,16 @@ class CodesWalk {
     piece.row = piece.place / columns_;
     piece.column = piece.place % columns_;
     if (left > columns_ - piece.column) left = columns_ - piece.column;
+    if (takes_single_elements_) left = 1;
     piece.count = left < kMaxChunk ? static_cast<int>(left) : kMaxChunk;
+    piece.gate_row = rows_.row_of(piece.place);
     return piece;
   }
 
   void compute(const Piece &piece) {
     GatingRun run = {};
     run.count = piece.count;
-    set_inputs(problem_, piece.row, piece.column, &run);
+    set_inputs(problem_, piece.row, piece.column, piece.gate_row, &run);
     run.out[0] = values_;
     run.out_stride[0] = 1;
     kernels_.swiglu_values[type_](run, problem_.form);
@@ -81,7 +87,10 @@ class CodesWalk {
 
   float given_scale(const Piece &piece) const {
     if (codes_.scale == nullptr) return 1;
-    const int64_t expert = codes_.expert_stride == 0 ? 0 : piece.place / (problem_.num_elements() / problem_.experts);
+    int64_t expert = piece.gate_row.expert;
+    if (codes_.expert_stride != 0 && problem_.expert_rows != nullptr) {
+      expert = piece.place / (problem_.num_elements() / problem_.experts);
+    }
     return reinterpret_cast<const float *>(codes_.scale)[expert * codes_.expert_stride];
   }
 
@@ -97,10 +106,11 @@ class CodesWalk {
     kernels_.encode[type](values_, piece.count, factor, out, stride[problem_.ndim - 1]);
   }
 
-  // A group that no buffer holds is computed twice, once for its largest magnitude.
+  // A group that no buffer holds is computed twice, once for its largest magnitude. Its elements are of one row.
   void scale_group(int64_t begin) {
     const int64_t end = begin + codes_.group_elements;
     const Piece first = piece_at(begin, end);
+    if (!first.gate_row.is_there) return;
     uint32_t magnitude = 0;
     for (int64_t element = begin; element < end;) {
       const Piece piece = piece_at(element, end);
@@ -132,7 +142,9 @@ class CodesWalk {
   const CpuKernels &kernels_;
   const CpuType type_;
   const int64_t columns_;
+  const bool takes_single_elements_;
   ExpertWalk experts_;
+  RowFinder rows_;
   uint32_t amax_ = 0;
   alignas(64) float values_[kMaxChunk];
 };

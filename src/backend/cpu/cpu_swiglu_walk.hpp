@@ -54,8 +54,38 @@ class ExpertWalk {
   int64_t end_ = 0;  // of the expert's elements
 };
 
-// What of a run of elements is read, from a column of a row on.
-inline void set_inputs(const SwigluProblem &problem, int64_t row, int64_t column, GatingRun *run) {
+// Whether a run along the last axis has elements of several of gate's rows, each of which has one then.
+inline bool has_row_per_element(const SwigluProblem &problem) {
+  return problem.rows.is_present() && problem.row_index_stride[problem.ndim - 1] != 0;
+}
+
+// What expert_offsets and row_index say of gate's rows; each is looked up once where its elements are asked for one after
+// the other.
+class RowFinder {
+ public:
+  explicit RowFinder(const SwigluProblem &problem) : problem_(problem) {
+    if (problem.rows.is_present()) row_elements_ = problem.num_row_elements();
+  }
+
+  const SwigluRow &row_of(int64_t place) {
+    if (row_elements_ == 0) return row_;
+    const int64_t number = place / row_elements_;
+    if (number == number_) return row_;
+    number_ = number;
+    row_ = find_swiglu_row(problem_.rows, number);
+    return row_;
+  }
+
+ private:
+  const SwigluProblem &problem_;
+  int64_t row_elements_ = 0;  // of gate's; 0: no row is looked up
+  int64_t number_ = -1;
+  SwigluRow row_ = {true, 0, 0};
+};
+
+// What of a run of elements is read, from a column of a row on, which is a part of one of gate's.
+inline void set_inputs(const SwigluProblem &problem, int64_t row, int64_t column, const SwigluRow &gate_row,
+                       GatingRun *run) {
   const int64_t size = dtype_size(problem.dtype);
   const int last = problem.ndim - 1;
   for (int i = 0; i < problem.num_inputs(); ++i) {
@@ -65,17 +95,17 @@ inline void set_inputs(const SwigluProblem &problem, int64_t row, int64_t column
   }
   if (problem.row_scale != nullptr) {
     run->row_scale_stride = problem.row_scale_stride[last];
-    run->row_scale =
-        problem.row_scale + (offset_of_row(problem, problem.row_scale_stride, row) + column * run->row_scale_stride) *
-                                dtype_size(problem.row_scale_dtype);
+    run->row_scale = problem.row_scale + (offset_of_row(problem, problem.row_scale_stride, row) +
+                                          column * run->row_scale_stride + gate_row.factor * problem.factor_stride) *
+                                             dtype_size(problem.row_scale_dtype);
     run->is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
   }
   for (int i = kGate; i <= kUp; ++i) {
     if (problem.bias[i] == nullptr) continue;
     run->bias_stride[i] = problem.bias_stride[i][last];
-    run->bias[i] =
-        problem.bias[i] + (offset_of_row(problem, problem.bias_stride[i], row) + column * run->bias_stride[i]) *
-                              dtype_size(problem.bias_dtype[i]);
+    run->bias[i] = problem.bias[i] + (offset_of_row(problem, problem.bias_stride[i], row) +
+                                      column * run->bias_stride[i] + gate_row.expert * problem.bias_expert_stride[i]) *
+                                         dtype_size(problem.bias_dtype[i]);
     run->is_bias_f32[i] = problem.bias_dtype[i] == ROPE_DTYPE_F32;
   }
 }

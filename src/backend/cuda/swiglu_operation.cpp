@@ -55,6 +55,11 @@ void set_options(const SwigluProblem &problem, Params *params) {
   params->options = {form_with_options_in<float>(problem.form), form_with_options_in<double>(problem.form)};
   set_biases(problem, params);
   set_expert_rows(problem, params);
+  params->lookup.rows = problem.rows;
+  params->lookup.factor_stride = problem.factor_stride * dtype_size(problem.row_scale_dtype);
+  for (int i = kGate; i <= kUp; ++i) {
+    params->lookup.bias_expert_stride[i] = problem.bias_expert_stride[i] * dtype_size(problem.bias_dtype[i]);
+  }
 }
 
 rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
@@ -179,8 +184,11 @@ rope_status_t run_swiglu_matrix_gradients(const char *function, const SwigluProb
 
 rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                                  int32_t device_index, rope_stream_t stream) {
-  const auto strides = [](const int64_t *stride, rope_dtype_t dtype) {
-    return SwigluExpertStrides{stride[0] * dtype_size(dtype), stride[1] * dtype_size(dtype)};
+  const bool has_rows = problem.rows.is_present();
+  const auto strides = [&](const int64_t *stride, rope_dtype_t dtype) {
+    const int64_t size = dtype_size(dtype);
+    return has_rows ? SwigluExpertStrides{0, stride[0] * size}
+                    : SwigluExpertStrides{stride[0] * size, stride[1] * size};
   };
   SwigluExpertParams params = {};
   for (int i = 0; i < problem.num_inputs(); ++i) {
@@ -191,8 +199,8 @@ rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &prob
     params.out[i] = problem.out[i];
     params.out_stride[i] = strides(problem.out_stride[i], problem.dtype);
   }
-  params.experts = static_cast<uint32_t>(problem.experts);
-  params.rows_per_expert = static_cast<uint32_t>(problem.rows_per_expert);
+  params.experts = static_cast<uint32_t>(has_rows ? problem.rows.experts : problem.experts);
+  params.rows_per_expert = static_cast<uint32_t>(has_rows ? problem.shape[0] : problem.rows_per_expert);
   params.vectors_per_row = static_cast<uint32_t>(plan.vectors_per_row);
   params.parts_per_row = FastDivmod::by(static_cast<uint32_t>(plan.parts_per_row));
   params.row_scale = problem.row_scale;
@@ -202,9 +210,16 @@ rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &prob
   set_biases(problem, &params);
   set_expert_rows(problem, &params);
   for (int i = kGate; i <= kUp; ++i) {
-    params.bias_expert_stride[i] = problem.bias_stride[i][0] * dtype_size(problem.bias_dtype[i]);
+    const int64_t stride = has_rows ? problem.bias_expert_stride[i] : problem.bias_stride[i][0];
+    params.bias_expert_stride[i] = stride * dtype_size(problem.bias_dtype[i]);
   }
-  const SwigluWork work = problem.is_backward ? kSwigluExpertGradients : kSwigluExperts;
+  params.rows = problem.rows;
+  params.factor_stride = problem.factor_stride * dtype_size(problem.row_scale_dtype);
+  params.num_rows = problem.num_rows;
+  params.is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
+  const SwigluWork work = has_rows              ? problem.is_backward ? kSwigluLookupGradients : kSwigluLookup
+                          : problem.is_backward ? kSwigluExpertGradients
+                                                : kSwigluExperts;
   const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);

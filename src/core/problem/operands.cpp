@@ -31,8 +31,8 @@ rope_status_t Operands::check_overlaps(const Operand &output) const {
   const Operand *shared = nullptr;
   for (const Operand &other : *this) {
     if (!addresses_meet(output.view, other.view)) continue;
-    const bool may_share =
-        other.is_output() ? &other <= &output : may_be_any_input && is_same_view(output.view, other.view);
+    const bool may_equal = may_be_any_input && other.role != Role::kGatheredIn;
+    const bool may_share = other.is_output() ? &other <= &output : may_equal && is_same_view(output.view, other.view);
     if (may_share || !elements_overlap(output.view, other.view)) continue;
     // The error names an output rather than an input, of several the first; with any input allowed, the last.
     const bool comes_first = shared == nullptr || (other.is_output() && !shared->is_output());
@@ -42,9 +42,9 @@ rope_status_t Operands::check_overlaps(const Operand &output) const {
   return fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: %s at %p shares elements with %s at %p: an output must be %s",
               function_, output.field, static_cast<void *>(output.view.data), shared->field,
               static_cast<void *>(shared->view.data),
-              may_be_any_input                    ? "one of the inputs or disjoint"
-              : output.role == Role::kDisjointOut ? "disjoint"
-                                                  : "its own input or disjoint");
+              output.role == Role::kDisjointOut || shared->role == Role::kGatheredIn ? "disjoint"
+              : may_be_any_input                                                     ? "one of the inputs or disjoint"
+                                                                                     : "its own input or disjoint");
 }
 
 rope_status_t Operands::check_overlaps() const {

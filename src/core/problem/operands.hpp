@@ -8,6 +8,7 @@ namespace rope {
 // What a call does with an operand. An output may equal what its role says, and shares no element with any other.
 enum class Role : uint8_t {
   kIn,
+  kGatheredIn,     // not read element by element with the outputs: none of these may equal it
   kOut,            // its own input: the two are one operand then (Operands::join)
   kOutOrAnyInput,  // any of the inputs
   kDisjointOut     // none
@@ -19,7 +20,7 @@ struct alignas(64) Operand {
   Role role;
   View view;
 
-  bool is_output() const { return role != Role::kIn; }
+  bool is_output() const { return role > Role::kGatheredIn; }
 };
 
 // The operands of a call that are present, in the order in which they are read.

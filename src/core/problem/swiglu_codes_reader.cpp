@@ -28,7 +28,8 @@ rope_status_t SwigluCodesReader::read_out(const rope_tensor_t &tensor, Operand *
   return check_same_shape(function_, field, view, "the pairs of gate", pairs);
 }
 
-rope_status_t SwigluCodesReader::read(const swiglu_quant_args_t *given, const View &out, int64_t experts) {
+rope_status_t SwigluCodesReader::read(const swiglu_quant_args_t *given, const View &out, int64_t experts,
+                                      bool has_expert_axis) {
   codes_->dtype = out.dtype;
   if (given == nullptr) return ROPE_STATUS_SUCCESS;
   swiglu_quant_args_t copy;
@@ -55,7 +56,7 @@ rope_status_t SwigluCodesReader::read(const swiglu_quant_args_t *given, const Vi
     return fail(kInvalid, "%s: quant.%s is set: out has neither 8 nor 4 bits", function_, tensor.field);
   }
   codes_->scale_multiplies = (args->flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0;
-  ROPE_TRY(read_scales_out(args->scales_out, rule, experts > 0, has_tiles));
+  ROPE_TRY(read_scales_out(args->scales_out, rule, has_expert_axis, has_tiles));
   ROPE_TRY(read_scale(args->scale, experts));
   return read_amax(args->amax_out);
 }
@@ -86,8 +87,8 @@ rope_status_t SwigluCodesReader::read_scale(const rope_tensor_t &tensor, int64_t
 }
 
 // The first axes of out, then [G] groups of the elements of the others, or [G / 4, 4].
-rope_status_t SwigluCodesReader::read_scales_out(const rope_tensor_t &tensor, const ScaleRule &rule, bool has_experts,
-                                                 bool has_tiles) {
+rope_status_t SwigluCodesReader::read_scales_out(const rope_tensor_t &tensor, const ScaleRule &rule,
+                                                 bool has_expert_axis, bool has_tiles) {
   const char *field = "quant.scales_out";
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kDisjointOut, field, tensor, &operand));
@@ -103,7 +104,7 @@ rope_status_t SwigluCodesReader::read_scales_out(const rope_tensor_t &tensor, co
                 dtype_name(view.dtype), dtype_name(codes_->dtype));
   }
   codes_->has_tiles = has_tiles;
-  const int min_rows = has_experts ? 2 : 1;
+  const int min_rows = has_expert_axis ? 2 : 1;
   ROPE_TRY(has_tiles ? read_tiles(field, view, min_rows) : read_strided_scales(field, view, min_rows));
   if (codes_->has_pairs() && codes_->group_elements % 2 != 0) {
     return fail(kInvalid, "%s: %s has shape %s: its groups have %lld elements of gate, which must be even", function_,

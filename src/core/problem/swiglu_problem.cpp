@@ -8,6 +8,7 @@
 #include "core/problem/operands.hpp"
 #include "core/problem/overlap.hpp"
 #include "core/problem/swiglu_codes_reader.hpp"
+#include "core/problem/swiglu_rows_reader.hpp"
 
 namespace rope {
 
@@ -52,12 +53,17 @@ class SwigluReader {
     return fail(kInvalid, "%s: %s is absent: it is required", function_, field);
   }
 
-  rope_status_t read_row_scale(const rope_tensor_t &tensor, Operand **operand) {
+  // Of any length with row_index.
+  rope_status_t read_row_scale(const rope_tensor_t &tensor, bool is_indexed, Operand **operand) {
     const char *field = "row_scale";
-    ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
+    ROPE_TRY(operands_.read(is_indexed ? Role::kGatheredIn : Role::kIn, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = (*operand)->view;
     ROPE_TRY(check_factor_dtype(field, view.dtype));
+    if (is_indexed) {
+      if (view.ndim == 1) return ROPE_STATUS_SUCCESS;
+      return fail(kInvalid, "%s: %s.ndim is %d: with row_index it must be 1", function_, field, view.ndim);
+    }
     if (view.ndim >= gate_->view.ndim) {
       return fail(kInvalid, "%s: %s.ndim is %d: it must be below that of %s, %d", function_, field, view.ndim,
                   gate_->field, gate_->view.ndim);
@@ -80,8 +86,9 @@ class SwigluReader {
     return ROPE_STATUS_SUCCESS;
   }
 
-  // [d], or [E, d] where there are experts.
-  rope_status_t read_bias(const char *field, const rope_tensor_t &tensor, bool has_experts, Operand **operand) {
+  // [d], or [E, d] where there are experts: those of expert_offsets, or entries of gate's first axis.
+  rope_status_t read_bias(const char *field, const rope_tensor_t &tensor, bool has_experts, const SwigluRows &rows,
+                          Operand **operand) {
     ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = (*operand)->view, &gate = gate_->view;
@@ -92,8 +99,22 @@ class SwigluReader {
     }
     View wanted = gate;
     wanted.ndim = view.ndim;
+    const bool has_offsets = rows.expert_offsets != nullptr;
+    if (has_offsets && view.ndim == 2) {
+      (*operand)->role = Role::kGatheredIn;
+      if (view.shape[0] != rows.experts) {
+        return fail(kInvalid, "%s: %s.shape[0] is %lld: it must be that of expert_offsets less 1, %lld", function_,
+                    field, static_cast<long long>(view.shape[0]), static_cast<long long>(rows.experts));
+      }
+      wanted.shape[0] = rows.experts;
+    }
     wanted.shape[view.ndim - 1] = gate.shape[gate.ndim - 1];
     return check_same_shape(function_, field, view, gate_->field, wanted);
+  }
+
+  rope_status_t read_rows(const swiglu_input_args_t &args, const Operand *row_scale, SwigluRows *rows) {
+    ROPE_TRY(read_expert_offsets(function_, args.expert_offsets, *gate_, &operands_, rows));
+    return read_row_index(function_, args.row_index, *gate_, row_scale, &operands_, rows);
   }
 
   rope_status_t read_expert_rows(const rope_tensor_t &tensor, Operand **operand) {
@@ -112,7 +133,8 @@ class SwigluReader {
     return check_same_shape(function_, field, (*operand)->view, gate_->field, experts);
   }
 
-  rope_status_t read_grad_row_scale(const rope_tensor_t &tensor, const Operand *row_scale, Operand **operand) {
+  rope_status_t read_grad_row_scale(const rope_tensor_t &tensor, const Operand *row_scale, bool is_indexed,
+                                    Operand **operand) {
     const char *field = "grad_row_scale";
     ROPE_TRY(operands_.read(Role::kOutOrAnyInput, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
@@ -124,7 +146,10 @@ class SwigluReader {
       return fail(kInvalid, "%s: %s.dtype is %s: it must be that of %s, %s", function_, field, dtype_name(view.dtype),
                   row_scale->field, dtype_name(row_scale->view.dtype));
     }
-    return check_same_shape(function_, field, view, row_scale->field, row_scale->view);
+    if (!is_indexed) return check_same_shape(function_, field, view, row_scale->field, row_scale->view);
+    View rows = gate_->view;
+    rows.ndim = 1;
+    return check_same_shape(function_, field, view, gate_->field, rows);
   }
 
   rope_status_t check_outputs() const {
@@ -232,29 +257,41 @@ class AxisMerger {
 struct FurtherInputs {
   Operand *bias[2] = {};
   Operand *expert_rows = nullptr;
+  SwigluRows rows = {};
 };
 
-rope_status_t read_further_inputs(const char *function, const swiglu_input_args_t *given, SwigluReader *reader,
-                                  FurtherInputs *inputs) {
+// The group as this version has it; without one all is absent.
+rope_status_t import_further_inputs(const char *function, const swiglu_input_args_t *given, swiglu_input_args_t *args) {
+  *args = SWIGLU_INPUT_ARGS_INIT;
   if (given == nullptr) return ROPE_STATUS_SUCCESS;
   swiglu_input_args_t copy;
-  const swiglu_input_args_t *args;
-  ROPE_TRY(import_args(function, "input", given, kSwigluInputArgsFirstSize, &copy, &args));
-  if (args->flags != 0) {
-    return fail(kUnsupported, "%s: input.flags is 0x%x: this version knows no flag", function, args->flags);
-  }
+  const swiglu_input_args_t *imported;
+  ROPE_TRY(import_args(function, "input", given, kSwigluInputArgsFirstSize, &copy, &imported));
+  *args = *imported;
+  if (args->flags == 0) return ROPE_STATUS_SUCCESS;
+  return fail(kUnsupported, "%s: input.flags is 0x%x: this version knows no flag", function, args->flags);
+}
+
+rope_status_t read_further_inputs(const char *function, const swiglu_input_args_t &args, const Operand *row_scale,
+                                  const Operand *num_rows, SwigluReader *reader, FurtherInputs *inputs) {
+  ROPE_TRY(reader->read_expert_rows(args.expert_rows, &inputs->expert_rows));
+  ROPE_TRY(reader->read_rows(args, row_scale, &inputs->rows));
   const struct {
-    const char *field;
-    const rope_tensor_t &tensor;
-  } later[] = {{"expert_offsets", args->expert_offsets}, {"row_index", args->row_index}};
-  for (const auto &refused : later) {
-    if (is_zeroed(refused.tensor)) continue;
-    return fail(kUnsupported, "%s: %s is set: this version reads expert_rows only", function, refused.field);
+    const char *field, *other;
+    bool are_both;
+  } refused[] = {
+      {"num_rows", "expert_rows", num_rows != nullptr && inputs->expert_rows != nullptr},
+      {"num_rows", "expert_offsets", num_rows != nullptr && inputs->rows.expert_offsets != nullptr},
+      {"expert_rows", "expert_offsets", inputs->expert_rows != nullptr && inputs->rows.expert_offsets != nullptr},
+      {"expert_rows", "row_index", inputs->expert_rows != nullptr && inputs->rows.row_index != nullptr}};
+  for (const auto &two : refused) {
+    if (!two.are_both) continue;
+    return fail(kInvalid, "%s: %s and %s are set: one of them says which rows there are", function, two.field,
+                two.other);
   }
-  ROPE_TRY(reader->read_expert_rows(args->expert_rows, &inputs->expert_rows));
-  const bool has_experts = inputs->expert_rows != nullptr;
-  ROPE_TRY(reader->read_bias("gate_bias", args->gate_bias, has_experts, &inputs->bias[kGate]));
-  return reader->read_bias("up_bias", args->up_bias, has_experts, &inputs->bias[kUp]);
+  const bool has_experts = inputs->expert_rows != nullptr || inputs->rows.expert_offsets != nullptr;
+  ROPE_TRY(reader->read_bias("gate_bias", args.gate_bias, has_experts, inputs->rows, &inputs->bias[kGate]));
+  return reader->read_bias("up_bias", args.up_bias, has_experts, inputs->rows, &inputs->bias[kUp]);
 }
 
 // Strides of pairs of codes as halves of an element: along the last axis a value is half a pair.
@@ -267,7 +304,12 @@ void set_bias(const View &bias, int which, int num_axes, int64_t (&strides)[kMax
   problem->bias[which] = bias.data;
   problem->bias_dtype[which] = bias.dtype;
   strides[num_axes - 1] = bias.stride[bias.ndim - 1];
-  if (bias.ndim > 1) strides[0] = bias.stride[0];
+  if (bias.ndim == 1) return;
+  if (problem->rows.expert_offsets != nullptr) {
+    problem->bias_expert_stride[which] = bias.stride[0];
+  } else {
+    strides[0] = bias.stride[0];
+  }
 }
 
 }  // namespace
@@ -280,6 +322,10 @@ int64_t SwigluProblem::num_elements() const {
 
 int64_t SwigluProblem::num_expert_row_elements() const {
   return num_elements() / (experts * rows_per_expert);
+}
+
+int64_t SwigluProblem::num_row_elements() const {
+  return num_elements() / (row_index_stride[0] != 0 ? shape[0] : 1);
 }
 
 int64_t SwigluProblem::num_summed_elements() const {
@@ -409,16 +455,17 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     ROPE_TRY(has_codes ? codes_reader.read_out(args.out, &out[kOut])
                        : reader.read_required(Role::kOutOrAnyInput, "out", args.out, &out[kOut]));
   }
-  ROPE_TRY(reader.read_row_scale(args.row_scale, &row_scale));
+  swiglu_input_args_t input;
+  ROPE_TRY(import_further_inputs(function, args.input, &input));
+  const bool is_indexed = !is_zeroed(input.row_index);
+  ROPE_TRY(reader.read_row_scale(args.row_scale, is_indexed, &row_scale));
   ROPE_TRY(reader.read_num_rows(args.num_rows, &num_rows));
   FurtherInputs further;
-  ROPE_TRY(read_further_inputs(function, args.input, &reader, &further));
-  if (further.expert_rows != nullptr && num_rows != nullptr) {
-    return fail(kInvalid, "%s: num_rows and expert_rows are set: one of them says which rows there are", function);
-  }
+  ROPE_TRY(read_further_inputs(function, input, row_scale, num_rows, &reader, &further));
   if (!is_backward) {
-    const int64_t experts = further.expert_rows != nullptr ? in[kGate]->view.shape[0] : 0;
-    ROPE_TRY(codes_reader.read(args.quant, out[kOut]->view, experts));
+    const bool has_expert_axis = further.expert_rows != nullptr;
+    const int64_t experts = has_expert_axis ? in[kGate]->view.shape[0] : further.rows.experts;
+    ROPE_TRY(codes_reader.read(args.quant, out[kOut]->view, experts, has_expert_axis));
     codes.rounds_first = form.rounds_before_codes;
     problem->codes = codes;
     if (codes.has_pairs() && num_rows != nullptr && in[kGate]->view.ndim == 1) {
@@ -427,7 +474,7 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
     }
   }
   if (is_backward) {
-    ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, &grad_row_scale));
+    ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, is_indexed, &grad_row_scale));
     if (out[kGradGate] == nullptr && out[kGradUp] == nullptr && grad_row_scale == nullptr) {
       return fail(kInvalid, "%s: grad_gate, grad_up and grad_row_scale are absent: one of them is required", function);
     }
@@ -460,11 +507,18 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   if (row_scale != nullptr) {
     problem->row_scale = row_scale->view.data;
     problem->row_scale_dtype = row_scale->view.dtype;
-    merger.add_strides(row_scale->view.stride, problem->row_scale_stride);
+    if (is_indexed) {
+      problem->factor_stride = row_scale->view.stride[0];
+    } else {
+      merger.add_strides(row_scale->view.stride, problem->row_scale_stride);
+    }
   }
+  problem->rows = further.rows;
   if (num_rows != nullptr) {
     problem->num_rows = num_rows->view.data;
     problem->num_rows_dtype = num_rows->view.dtype;
+  }
+  if (num_rows != nullptr || problem->rows.is_present()) {
     merger.add_strides(kRowIndexStride, problem->row_index_stride);
   }
   int64_t bias_strides[2][kMaxAxes] = {};
@@ -486,7 +540,8 @@ rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, cons
   if (codes.scales.is_present()) merger.add_strides(codes.scales_stride, problem->codes.scales_stride);
   if (codes.has_tiles) merger.add_strides(codes.scale_row_stride, problem->codes.scale_row_stride);
   if (grad_row_scale == nullptr) {
-    const bool keeps_order = further.expert_rows != nullptr || codes.scales.is_present() || codes.has_pairs();
+    const bool keeps_order =
+        further.expert_rows != nullptr || problem->rows.is_present() || codes.scales.is_present() || codes.has_pairs();
     if (!keeps_order) merger.sort_by_stride(output_stride);
   } else {
     problem->grad_row_scale = grad_row_scale->view.data;

@@ -5,6 +5,7 @@
 
 #include "core/math/gating_options.hpp"
 #include "core/problem/status.hpp"
+#include "core/problem/swiglu_rows.hpp"
 #include "core/problem/view.hpp"
 #include "core/problem/written_scales.hpp"
 
@@ -77,7 +78,7 @@ struct SwigluCodes {
 // memory. Axes of length 1 are gone and axes that are one in every tensor are merged, so that a contiguous tensor of
 // any rank is a single axis. Where rows are summed (grad_row_scale) axes keep gate's order instead, and those of a row
 // come last: the order of a sum does not depend on how tensors lie. So they do with experts, whose rows follow each other
-// then.
+// then, and with `rows`, where gate's first axis stays an axis of its own, the first one, or has length 1 and is gone.
 struct SwigluProblem {
   rope_dtype_t dtype;
   GatingForm form;
@@ -101,6 +102,10 @@ struct SwigluProblem {
   rope_dtype_t num_rows_dtype;
   int64_t row_index_stride[kMaxAxes];  // gate's first index, which num_rows limits, is the sum of these by ours
 
+  SwigluRows rows;                // by gate's first index
+  int64_t factor_stride;          // of row_scale, with row_index
+  int64_t bias_expert_stride[2];  // with expert_offsets; 0: all experts have one
+
   const char *bias[2];  // of gate and up; NULL: none
   rope_dtype_t bias_dtype[2];
   int64_t bias_stride[2][kMaxAxes];
@@ -118,6 +123,7 @@ struct SwigluProblem {
   int num_inputs() const { return is_backward ? 3 : 2; }
   int num_outputs() const { return is_backward ? 3 : 1; }
   int64_t num_elements() const;
+  int64_t num_row_elements() const;         // of gate's first index, with `rows`
   int64_t num_summed_elements() const;      // of each row of grad_row_scale
   int64_t num_expert_row_elements() const;  // of one index of gate's first two axes
   bool has_codes() const { return codes.dtype != dtype; }

@@ -16,19 +16,47 @@
 
 namespace rope {
 
+// The rows of elements that a thread asks for one after the other; each is looked up once.
+class RowFinder {
+ public:
+  __device__ __forceinline__ explicit RowFinder(const SwigluCodesParams &params) : params_(params) {}
+
+  // Whether it is there by all that says so.
+  __device__ __forceinline__ const SwigluRow &row_of(const ElementIndex &index) {
+    if (!params_.lookup.rows.is_present()) {
+      row_.is_there = is_row_there(params_, index);
+      return row_;
+    }
+    const int64_t number = index.offset(params_.row_index_stride);
+    if (number == number_) return row_;
+    number_ = number;
+    row_ = find_row(params_, index);
+    row_.is_there = row_.is_there && is_row_there(params_, index);
+    return row_;
+  }
+
+ private:
+  const SwigluCodesParams &params_;
+  int64_t number_ = -1;
+  SwigluRow row_ = {true, 0, 0};
+};
+
 // The value of an element whose row is there.
 template <typename T>
-__device__ __forceinline__ float code_value(const SwigluCodesParams &params, const ElementIndex &index) {
+__device__ __forceinline__ float code_value(const SwigluCodesParams &params, const ElementIndex &index,
+                                            const SwigluRow &row) {
   float row_scale = 1;
   if (params.row_scale != nullptr) {
-    row_scale = load_row_scale<T>(params.row_scale + index.offset(params.row_scale_stride), params.is_row_scale_f32);
+    const int64_t offset = index.offset(params.row_scale_stride) + row.factor * params.lookup.factor_stride;
+    row_scale = load_row_scale<T>(params.row_scale + offset, params.is_row_scale_f32);
   }
   float value[2][1], result[1][1];
 #pragma unroll
   for (int i = kGate; i <= kUp; ++i) {
     value[i][0] = load_element<T>(params.in[i] + index.offset(params.in_stride[i]));
     if (params.bias[i] == nullptr) continue;
-    add_bias_vector<T, 1>(params.bias[i] + index.offset(params.bias_stride[i]), params.is_bias_f32[i], value[i]);
+    const int64_t offset = index.offset(params.bias_stride[i]) + row.expert * params.lookup.bias_expert_stride[i];
+    add_bias_vector<T, 1>(params.bias[i] + offset, params.is_bias_f32[i], value[i]);
   }
   compute_with_options<SwigluFormula::kOptions, T, 1>(value, options_of<float>(params), row_scale, true, result);
   return params.codes.rounds_first ? to_float(round_to<T>(result[0][0])) : result[0][0];
@@ -46,10 +74,11 @@ __device__ __forceinline__ uint32_t max_over_block(uint32_t number) {
 }
 
 // The scale that is given to a row; 1 where there is none.
-__device__ __forceinline__ float given_scale(const SwigluCodesParams &params, const ElementIndex &index) {
+__device__ __forceinline__ float given_scale(const SwigluCodesParams &params, const ElementIndex &index,
+                                             const SwigluRow &row) {
   const SwigluCodes &codes = params.codes;
   if (codes.scale == nullptr) return 1;
-  const int64_t expert = params.expert_rows == nullptr ? 0 : index.offset(params.expert_index_stride);
+  const int64_t expert = params.expert_rows == nullptr ? row.expert : index.offset(params.expert_index_stride);
   return reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
 }
 
@@ -76,19 +105,21 @@ __global__ void __launch_bounds__(kSwigluThreads)
   const ElementIndex first = split_element(params, begin);
   wait_for_previous_launch();
   const bool has_scales = codes.scales.is_present(), has_pairs = codes.has_pairs();
+  RowFinder rows(params);
   const int64_t group = has_scales ? unit % codes.scales.groups : 0;
   const int64_t scale_offset = first.offset(params.scales_stride);
   const int64_t scale_row = codes.has_tiles ? first.offset(params.scale_row_stride) : 0;
   if (codes.has_tiles) clear_padding_beside(codes, scale_offset, scale_row, group);
   // A group has one row.
-  if (has_scales && !is_row_there(params, first)) return;
+  if (has_scales && !rows.row_of(first).is_there) return;
   float factor = 1;
   if (has_scales || codes.amax != nullptr) {
     uint32_t magnitude = 0;
     for (int64_t number = begin + threadIdx.x; number < end; number += kSwigluThreads) {
       const ElementIndex index = split_element(params, number);
-      if (!has_scales && !is_row_there(params, index)) continue;
-      const uint32_t of_value = bits_of(code_value<T>(params, index)) & 0x7fffffffu;
+      const SwigluRow &row = rows.row_of(index);
+      if (!row.is_there) continue;
+      const uint32_t of_value = bits_of(code_value<T>(params, index, row)) & 0x7fffffffu;
       magnitude = of_value > magnitude ? of_value : magnitude;
     }
     magnitude = max_over_block(magnitude);
@@ -96,7 +127,7 @@ __global__ void __launch_bounds__(kSwigluThreads)
       raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), magnitude);
     }
     if (has_scales) {
-      const GroupScale scale = codes.scale_of(magnitude, given_scale(params, first));
+      const GroupScale scale = codes.scale_of(magnitude, given_scale(params, first, rows.row_of(first)));
       factor = scale.factor;
       if (threadIdx.x == 0) codes.store_scale(scale_offset, scale_row, group, scale.bits);
     }
@@ -105,13 +136,14 @@ __global__ void __launch_bounds__(kSwigluThreads)
   const int64_t step = has_pairs ? 2 : 1;
   for (int64_t number = begin + threadIdx.x * step; number < end; number += kSwigluThreads * step) {
     const ElementIndex index = split_element(params, number);
-    if (!has_scales && !is_row_there(params, index)) continue;
-    if (!has_scales) factor = code_factor(given_scale(params, index), codes.scale_multiplies);
-    const float value = multiply_rounded(code_value<T>(params, index), factor);
+    const SwigluRow &row = rows.row_of(index);
+    if (!row.is_there) continue;
+    if (!has_scales) factor = code_factor(given_scale(params, index, row), codes.scale_multiplies);
+    const float value = multiply_rounded(code_value<T>(params, index, row), factor);
     const int64_t offset = index.offset(params.out_stride[kOut]);
     uint8_t *const out = reinterpret_cast<uint8_t *>(params.out[kOut]);
     if (has_pairs) {
-      const float second = multiply_rounded(code_value<T>(params, split_element(params, number + 1)), factor);
+      const float second = multiply_rounded(code_value<T>(params, split_element(params, number + 1), row), factor);
       const uint32_t low = round_to<Float4E2M1>(value).bits, high = round_to<Float4E2M1>(second).bits;
       out[offset / 2] = static_cast<uint8_t>(low | high << 4);
     } else {

@@ -8,7 +8,9 @@
 //
 // The first takes one element at a time and has every option. The second, of tensors of the axes experts, rows and
 // columns, takes vectors; a warp finds the expert of its part by a sum over 256 experts at a time, so its work is in
-// proportion to the rows that exist and to the number of experts.
+// proportion to the rows that exist and to the number of experts. Where rows are looked up tensors have the axes rows and
+// columns: the parts are those of the rows from the first of expert_offsets to the last one, which a block copies to
+// shared memory, and a warp finds the row's expert there by bisection.
 //
 // They move what swiglu.cuh moves, besides the biases; with experts only of rows that exist.
 #pragma once
@@ -57,6 +59,12 @@ __device__ __forceinline__ ElementIndex split_element(const SwigluOptionsParams 
   return index;
 }
 
+// What expert_offsets and row_index say of an element's row.
+__device__ __forceinline__ SwigluRow find_row(const SwigluOptionsParams &params, const ElementIndex &index) {
+  if (!params.lookup.rows.is_present()) return {true, 0, 0};
+  return find_swiglu_row(params.lookup.rows, index.offset(params.row_index_stride));
+}
+
 // False: num_rows or expert_rows says that there is no such row.
 __device__ __forceinline__ bool is_row_there(const SwigluOptionsParams &params, const ElementIndex &index) {
   if (params.num_rows != nullptr) {
@@ -80,9 +88,12 @@ __global__ void __launch_bounds__(kSwigluThreads)
   const ElementIndex index = split_element(params, number);
   wait_for_previous_launch();
   if (!is_row_there(params, index)) return;
+  const SwigluRow row = find_row(params, index);
+  if (!row.is_there) return;
   Real row_scale = 1;
   if (params.row_scale != nullptr) {
-    row_scale = load_row_scale<T>(params.row_scale + index.offset(params.row_scale_stride), params.is_row_scale_f32);
+    const int64_t offset = index.offset(params.row_scale_stride) + row.factor * params.lookup.factor_stride;
+    row_scale = load_row_scale<T>(params.row_scale + offset, params.is_row_scale_f32);
   }
   Real value[kInputs][1], result[kOutputs][1];
 #pragma unroll
@@ -90,7 +101,8 @@ __global__ void __launch_bounds__(kSwigluThreads)
 #pragma unroll
   for (int i = kGate; i <= kUp; ++i) {
     if (params.bias[i] == nullptr) continue;
-    add_bias_vector<T, 1>(params.bias[i] + index.offset(params.bias_stride[i]), params.is_bias_f32[i], value[i]);
+    const int64_t offset = index.offset(params.bias_stride[i]) + row.expert * params.lookup.bias_expert_stride[i];
+    add_bias_vector<T, 1>(params.bias[i] + offset, params.is_bias_f32[i], value[i]);
   }
   compute_with_options<SwigluFormula::kOptions, T, 1>(value, options_of<Real>(params), row_scale, true, result);
 #pragma unroll
@@ -106,11 +118,20 @@ struct ExpertPart {
   uint32_t row;
   uint32_t first;  // vector, and the one behind the last
   uint32_t end;
+  int64_t factor = 0;  // with row_index
 };
+
+__device__ __forceinline__ void set_vectors(const SwigluExpertParams &params, uint32_t part_of_row, ExpertPart *part) {
+  part->first = part_of_row * kSwigluPartVectors;
+  const uint32_t left = params.vectors_per_row - part->first;
+  part->end = part->first + (left < kSwigluPartVectors ? left : kSwigluPartVectors);
+}
 
 // The parts of rows that a warp takes, one after the other. All lanes ask together.
 class ExpertWalk {
  public:
+  static constexpr bool kLooksUpRows = false;
+
   __device__ __forceinline__ explicit ExpertWalk(const SwigluExpertParams &params)
       : params_(params), lane_(threadIdx.x % kLanes), part_((blockIdx.x * blockDim.x + threadIdx.x) / kLanes) {
     look_at_experts();
@@ -134,10 +155,8 @@ class ExpertWalk {
     const int owner = 31 - __clz(static_cast<int>(__ballot_sync(kAll, in_front_ <= part_)));
     const DivmodResult at = params_.parts_per_row.divmod(__shfl_sync(kAll, in_expert, owner));
     part->expert = __shfl_sync(kAll, expert, owner);
+    set_vectors(params_, at.remainder, part);
     part->row = at.quotient;
-    part->first = at.remainder * kSwigluPartVectors;
-    const uint32_t left = params_.vectors_per_row - part->first;
-    part->end = part->first + (left < kSwigluPartVectors ? left : kSwigluPartVectors);
     part_ += gridDim.x * blockDim.x / kLanes;
     return true;
   }
@@ -183,16 +202,89 @@ class ExpertWalk {
   uint32_t total_;     // parts of all that it looks at
 };
 
-template <typename T, int V, bool IsBackward>
-__global__ void __launch_bounds__(kSwigluThreads)
+// Held within -1 and the number of rows and 1 more, which changes no row's expert.
+struct SharedOffsets {
+  const int32_t *offsets;
+
+  ROPE_HOST_DEVICE int32_t operator[](int32_t number) const { return offsets[number]; }
+};
+
+// The same of rows that are looked up. All threads of a block begin together.
+class RowWalk {
+ public:
+  static constexpr bool kLooksUpRows = true;
+
+  __device__ __forceinline__ explicit RowWalk(const SwigluExpertParams &params)
+      : params_(params), part_((blockIdx.x * blockDim.x + threadIdx.x) / kLanes) {
+    __shared__ int32_t offsets[kMaxSwigluLookupExperts + 1];
+    offsets_ = offsets;
+    uint32_t end = params_.rows_per_expert;
+    if (params_.rows.expert_offsets != nullptr) {
+      const ExpertOffsets given = {params_.rows};
+      const int64_t most = int64_t{end} + 1;
+      for (uint32_t i = threadIdx.x; i <= params_.experts; i += blockDim.x) {
+        const int64_t offset = given[i];
+        offsets[i] = static_cast<int32_t>(offset < 0 ? -1 : offset < most ? offset : most);
+      }
+      __syncthreads();
+      first_row_ = held_row(offsets[0]);
+      end = held_row(offsets[params_.experts]);
+    } else if (params_.num_rows != nullptr) {
+      end = held_row(read_integer(params_.num_rows, params_.is_num_rows_64_bit, 0));
+    }
+    total_ = end > first_row_ ? (end - first_row_) * params_.parts_per_row.divisor : 0;
+  }
+
+  // Parts of rows without an expert or a factor are passed over.
+  __device__ __forceinline__ bool next(ExpertPart *part) {
+    while (part_ < total_) {
+      const DivmodResult at = params_.parts_per_row.divmod(part_);
+      part_ += gridDim.x * blockDim.x / kLanes;
+      part->row = first_row_ + at.quotient;
+      int32_t expert = 0;
+      if (params_.rows.expert_offsets != nullptr) {
+        expert = find_expert(SharedOffsets{offsets_}, static_cast<int32_t>(params_.experts),
+                             static_cast<int32_t>(params_.rows_per_expert), static_cast<int32_t>(part->row));
+      }
+      part->expert = static_cast<uint32_t>(expert);
+      if (params_.rows.row_index != nullptr && expert >= 0) part->factor = find_factor(params_.rows, part->row);
+      if (expert < 0 || part->factor < 0) continue;
+      set_vectors(params_, at.remainder, part);
+      return true;
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ uint32_t lane() const { return threadIdx.x % kLanes; }
+
+ private:
+  static constexpr uint32_t kLanes = 32;
+
+  __device__ __forceinline__ uint32_t held_row(int64_t row) const {
+    return row < 0 ? 0 : row < params_.rows_per_expert ? static_cast<uint32_t>(row) : params_.rows_per_expert;
+  }
+
+  const SwigluExpertParams &params_;
+  const int32_t *offsets_;
+  uint32_t part_;  // the warp's next
+  uint32_t total_;
+  uint32_t first_row_ = 0;
+};
+
+// Blocks that registers must suffice for on a multiprocessor; 0: any number.
+template <typename Walk, bool IsBackward>
+constexpr int kResidentPartBlocks = Walk::kLooksUpRows ? (IsBackward ? 7 : kSwigluExpertBlocks) : 0;
+
+template <typename T, int V, bool IsBackward, typename Walk>
+__global__ void __launch_bounds__(kSwigluThreads, kResidentPartBlocks<Walk, IsBackward>)
     swiglu_expert_kernel(const __grid_constant__ SwigluExpertParams params) {
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
   begin_dependent_launch();
   wait_for_previous_launch();
-  ExpertWalk walk(params);
+  Walk walk(params);
   for (ExpertPart part; walk.next(&part);) {
     const auto offset_of = [&](const SwigluExpertStrides &stride) {
-      return part.expert * stride.expert + part.row * stride.row;
+      return (Walk::kLooksUpRows ? 0 : part.expert * stride.expert) + part.row * stride.row;
     };
     const char *in[kInputs];
     char *out[kOutputs];
@@ -202,7 +294,9 @@ __global__ void __launch_bounds__(kSwigluThreads)
     for (int i = 0; i < kOutputs; ++i) out[i] = params.out[i] + offset_of(params.out_stride[i]);
     float row_scale = 1;
     if (params.row_scale != nullptr) {
-      row_scale = load_row_scale<T>(params.row_scale + offset_of(params.row_scale_stride), params.is_row_scale_f32);
+      const bool is_indexed = Walk::kLooksUpRows && params.rows.row_index != nullptr;
+      const int64_t offset = is_indexed ? part.factor * params.factor_stride : offset_of(params.row_scale_stride);
+      row_scale = load_row_scale<T>(params.row_scale + offset, params.is_row_scale_f32);
     }
 #pragma unroll 1
     for (uint32_t vector = part.first + walk.lane(); vector < part.end; vector += 32) {
@@ -234,12 +328,20 @@ __global__ void __launch_bounds__(kSwigluThreads)
 // NULL where there is none.
 template <typename T>
 const void *find_swiglu_options_kernel(int vector_elements, SwigluVariant variant) {
-  if (variant.work == kSwigluExperts || variant.work == kSwigluExpertGradients) {
+  if (is_of_parts(variant.work)) {
     if constexpr (sizeof(T) < sizeof(double)) {
       constexpr int kWide = 16 / static_cast<int>(sizeof(T));
       if (vector_elements != kWide || variant.formula != SwigluFormula::kBiases) return nullptr;
-      return variant.work == kSwigluExperts ? reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, false>)
-                                            : reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, true>);
+      switch (variant.work) {
+        case kSwigluExperts:
+          return reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, false, ExpertWalk>);
+        case kSwigluExpertGradients:
+          return reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, true, ExpertWalk>);
+        case kSwigluLookup:
+          return reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, false, RowWalk>);
+        default:
+          return reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, true, RowWalk>);
+      }
     }
     return nullptr;
   }

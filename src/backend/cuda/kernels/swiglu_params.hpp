@@ -21,12 +21,18 @@ enum SwigluWork {
   kSwigluFlatMatrixGradients,          // of kPlain: SwigluPlan::is_flat
   kSwigluExperts,                      // forward: SwigluPlan::is_expert_matrix
   kSwigluExpertGradients,              // and the recomputed output
+  kSwigluLookup,                       // forward: the same with SwigluProblem::rows
+  kSwigluLookupGradients,
   kSwigluCodes,                        // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
   kNumSwigluWorks
 };
 
 constexpr bool is_of_matrix_gradients(SwigluWork work) {
   return work >= kSwigluMatrixGradients && work <= kSwigluFlatMatrixGradients;
+}
+
+constexpr bool is_of_parts(SwigluWork work) {
+  return work >= kSwigluExperts && work <= kSwigluLookupGradients;
 }
 
 struct SwigluVariant {
@@ -75,9 +81,17 @@ struct SwigluOptions {
   FormWithOptions<double> wide_form;
 };
 
+// Rows of gate that are looked up; strides are in bytes.
+struct SwigluRowLookup {
+  SwigluRows rows;
+  int64_t factor_stride;
+  int64_t bias_expert_stride[2];
+};
+
 // What the kernels of options read besides.
 struct SwigluOptionsParams : SwigluKernelParams {
   SwigluOptions options;
+  SwigluRowLookup lookup;             // by gate's first index
   FastDivmod narrow_shape[kMaxAxes];  // where is_narrow
   const char *bias[2];                // of gate and up; NULL: none
   int64_t bias_stride[2][kMaxAxes];   // in bytes
@@ -103,8 +117,8 @@ struct SwigluExpertStrides {
   int64_t row;
 };
 
-// Experts, rows and columns. Strides are in bytes, but that of expert_rows. Backward an output that is NULL is not
-// wanted.
+// Experts, rows and columns, or rows that are looked up and columns. Strides are in bytes, but that of expert_rows.
+// Backward an output that is NULL is not wanted.
 struct SwigluExpertParams {
   const char *in[kMaxSwigluInputs];
   char *out[kMaxSwigluOutputs];
@@ -112,8 +126,8 @@ struct SwigluExpertParams {
   SwigluExpertStrides out_stride[kMaxSwigluOutputs];
   const char *expert_rows;
   int64_t expert_rows_stride;
-  uint32_t experts;
-  uint32_t rows_per_expert;  // that there is room for
+  uint32_t experts;          // with expert_offsets those that it has
+  uint32_t rows_per_expert;  // that there is room for; of rows that are looked up all
   uint32_t vectors_per_row;
   FastDivmod parts_per_row;  // of kSwigluPartVectors
   bool is_expert_rows_64_bit;
@@ -124,6 +138,10 @@ struct SwigluExpertParams {
   const char *bias[2];  // of gate and up; NULL: none
   int64_t bias_expert_stride[2];
   FormWithOptions<float> options;
+  SwigluRows rows;        // whose tensors have no strides by expert
+  int64_t factor_stride;  // with row_index, in the place of row_scale_stride
+  const char *num_rows;   // of rows that are looked up; NULL: all
+  bool is_num_rows_64_bit;
 };
 
 // Matrices, forward. A matrix of one row, or whose rows follow each other, has a single row.
@@ -207,7 +225,8 @@ struct SwigluRowKernelParams {
 
 struct SwigluOptionsRowParams : SwigluRowKernelParams {
   SwigluOptions options;
-  const char *bias[2];  // as in SwigluOptionsParams
+  SwigluRowLookup lookup;  // as in SwigluOptionsParams
+  const char *bias[2];     // as in SwigluOptionsParams
   SwigluRowStrides bias_stride[2];
   bool is_bias_f32[2];
   bool is_expert_rows_64_bit;

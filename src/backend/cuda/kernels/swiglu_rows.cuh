@@ -243,9 +243,15 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads)
   const RowAxesIndex row_at = split_row(params, row);
   wait_for_previous_launch();
   if (!is_row_there(params, row_at)) return;
+  SwigluRow gate_row = {true, 0, 0};
+  if (params.lookup.rows.is_present()) {
+    gate_row = find_swiglu_row(params.lookup.rows, offset_at(row_at, params.row_index_stride));
+    if (!gate_row.is_there) return;
+  }
   const FormWithOptions<Real> &form = options_of<Real>(params);
-  const Real row_scale =
-      load_row_scale<T>(params.row_scale + offset_at(row_at, params.row_scale_stride), params.is_row_scale_f32);
+  const int64_t factor_offset =
+      offset_at(row_at, params.row_scale_stride) + gate_row.factor * params.lookup.factor_stride;
+  const Real row_scale = load_row_scale<T>(params.row_scale + factor_offset, params.is_row_scale_f32);
   RowSum<Real> sum = {0, 0};
 #pragma unroll 1
   for (int64_t column = threadIdx.x; column < params.columns; column += blockDim.x) {
@@ -260,7 +266,8 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads)
 #pragma unroll
     for (int i = kGate; i <= kUp; ++i) {
       if (params.bias[i] == nullptr) continue;
-      add_bias_vector<T, 1>(params.bias[i] + offset(params.bias_stride[i]), params.is_bias_f32[i], value[i]);
+      const int64_t bias_offset = offset(params.bias_stride[i]) + gate_row.expert * params.lookup.bias_expert_stride[i];
+      add_bias_vector<T, 1>(params.bias[i] + bias_offset, params.is_bias_f32[i], value[i]);
     }
     const StagedVector<Real, 1> staged =
         activate_vector<SwigluFormula::kOptions, T, true, 1>(value[kGate], value[kUp], form);

@@ -36,6 +36,8 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
       return nullptr;
     case kSwigluExperts:
     case kSwigluExpertGradients:
+    case kSwigluLookup:
+    case kSwigluLookupGradients:
       return find_swiglu_options_kernel<T>(vector_elements, variant);
     default:
       if (has_options) return find_swiglu_options_kernel<T>(vector_elements, variant);
