@@ -919,12 +919,12 @@ typedef struct swiglu_quant_args {
 
 /* Further inputs. Values are read where they lie when the kernel runs.
  *
- * expert_offsets rise and lie within 0 to N. Row i has an expert where expert_offsets[0] <= i < expert_offsets[E]. It is
- * found by bisection: from lo = 0 and hi = E on, (lo + hi) / 2 takes the place of lo where its offset is at most i, else
- * of hi, until hi is lo + 1; then lo is the expert. So is it too where offsets fall, which gives an expert no rows, or
- * rows to one of several. A row without an expert, one whose expert has an offset outside 0 to N, and one whose row_index
- * is below 0 or not below M, is neither read nor written. A bias of [E, d] and, with row_index, row_scale share no
- * element with an output. */
+ * expert_offsets rise and lie within 0 to N. Row i has an expert where expert_offsets[0] <= i < expert_offsets[E]; it
+ * is found by bisection: from lo = 0 and hi = E on, (lo + hi) / 2 takes the place of lo where its offset is at most i,
+ * else of hi, until hi is lo + 1; then lo is the expert. This holds where offsets fall, too: an expert then has no
+ * rows, or a row has one of several experts. A row without an expert, one whose expert has an offset outside 0 to N, and
+ * one whose row_index is below 0 or not below M, is neither read nor written. A bias of [E, d] with expert_offsets, and
+ * row_scale with row_index, share no element with an output. */
 typedef struct swiglu_input_args {
   uint32_t struct_size;             /* sizeof(swiglu_input_args_t) */
   uint32_t flags;                   /* 0 */

@@ -215,8 +215,8 @@ rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *pla
   return ROPE_STATUS_SUCCESS;
 }
 
-// Whether the plan, whose vectors are as wide as they may be, is of tensors of the axes experts, rows and columns, or of
-// rows that are looked up and columns, with numbers of 32 bits; then warps take parts of rows.
+// Whether the plan, whose vectors are as wide as they may be, is of tensors of the axes experts, rows and columns, or
+// of rows that are looked up and columns, with numbers of 32 bits; then warps take parts of rows.
 bool choose_expert_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const bool has_rows = problem.rows.is_present();
   if ((problem.expert_rows == nullptr && !has_rows) || plan->formula != SwigluFormula::kBiases) return false;

@@ -13,9 +13,9 @@ namespace rope {
 // last vector of a row may be short. Where rows are summed a block takes a row, which there runs over all axes that
 // row_scale lacks. Matrices, whose rows have whole vectors and which have neither a row_scale nor num_rows nor experts,
 // have kernels of their own: forward, and backward plain ones of 16 bits without a recomputed output, and those of
-// formulas after kForm but kOptions. So have tensors of the axes experts, rows and columns, and with SwigluProblem::rows
-// those of rows and columns, whose grid is what the device runs at a time. Other vectors of formulas after kForm have one
-// element and the formula kOptions.
+// formulas after kForm but kOptions. So have tensors of the axes experts, rows and columns, and with
+// SwigluProblem::rows those of rows and columns, whose grid is what the device runs at a time. Other vectors of
+// formulas after kForm have one element and the formula kOptions.
 struct SwigluPlan {
   int num_tasks;  // CPU: parts that may run at the same time
 

@@ -2366,12 +2366,31 @@ struct SwigluRequest {
 
   // Three experts with room for two rows of five each.
   swiglu_input_args_t &experts() {
-    for (rope_tensor_t *each : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
-      if (each->ndim != 0) *each = tensor({3, 2, 5});
-    }
+    reshape({3, 2, 5});
     inputs().expert_rows = workspace.tensor(ROPE_DTYPE_I32, {3});
     workspace.fill_integers(inputs().expert_rows, [](const Index &) { return 1; });
     return inputs();
+  }
+
+  // Two experts with the first row of five and the other two.
+  swiglu_input_args_t &offsets() {
+    inputs().expert_offsets = workspace.tensor(ROPE_DTYPE_I32, {3});
+    workspace.fill_integers(inputs().expert_offsets, [](const Index &at) { return at[0] * 2 - at[0] / 2; });
+    return inputs();
+  }
+
+  // Three rows that choose among seven factors.
+  swiglu_input_args_t &indexed() {
+    args.row_scale = tensor({7});
+    inputs().row_index = workspace.tensor(ROPE_DTYPE_I64, {3});
+    workspace.fill_integers(inputs().row_index, [](const Index &at) { return 6 - at[0]; });
+    return inputs();
+  }
+
+  void reshape(const Shape &shape) {
+    for (rope_tensor_t *each : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
+      if (each->ndim != 0) *each = tensor(shape);
+    }
   }
 
   rope_tensor_t &output() { return direction == Direction::Forward ? args.out : args.grad_gate; }
@@ -2609,10 +2628,119 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
        [](R &r) {
          r.experts().up_bias = r.tensor({3, 1, 5});
        }},
-      {"expert_offsets", unsupported, "expert_offsets", "",
-       [](R &r) { r.inputs().expert_offsets = r.workspace.tensor(ROPE_DTYPE_I32, {4}); }},
-      {"row_index", unsupported, "row_index", "",
-       [](R &r) { r.inputs().row_index = r.workspace.tensor(ROPE_DTYPE_I32, {3}); }},
+      {"expert_offsets of F32", invalid, "expert_offsets", "F32",
+       [](R &r) { r.inputs().expert_offsets = r.tensor({3}); }},
+      {"expert_offsets of codes", invalid, "expert_offsets", "F8_E4M3",
+       [](R &r) { r.inputs().expert_offsets = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3}); }},
+      {"expert_offsets of one entry", invalid, "expert_offsets", "1",
+       [](R &r) { r.inputs().expert_offsets = r.workspace.tensor(ROPE_DTYPE_I32, {1}); }},
+      {"expert_offsets without entries", invalid, "expert_offsets", "0",
+       [](R &r) { r.inputs().expert_offsets = r.workspace.tensor(ROPE_DTYPE_I64, {0}); }},
+      {"expert_offsets of rank 2", invalid, "expert_offsets", "2",
+       [](R &r) {
+         r.inputs().expert_offsets = r.workspace.tensor(ROPE_DTYPE_I32, {3, 1});
+       }},
+      {"expert_offsets without data", invalid, "expert_offsets", "NULL",
+       [](R &r) { r.offsets().expert_offsets.data = nullptr; }},
+      {"expert_offsets misaligned", invalid, "expert_offsets", "", [](R &r) { move(&r.offsets().expert_offsets, 1); }},
+      {"expert_offsets with unknown flags", unsupported, "expert_offsets", "0x2",
+       [](R &r) { r.offsets().expert_offsets.flags = 2; }},
+      {"expert_offsets with gate of rank 1", invalid, "gate", "1",
+       [](R &r) {
+         r.offsets();
+         r.reshape({5});
+       }},
+      {"expert_offsets and num_rows", invalid, "num_rows and expert_offsets", "",
+       [](R &r) {
+         r.offsets();
+         r.args.num_rows = r.workspace.tensor(ROPE_DTYPE_I32, {1});
+       }},
+      {"expert_offsets and expert_rows", invalid, "expert_rows and expert_offsets", "",
+       [](R &r) {
+         r.experts();
+         r.offsets();
+       }},
+      {"an output in expert_offsets", invalid, "expert_offsets", "disjoint",
+       [](R &r) { r.offsets().expert_offsets.data = r.output().data; }},
+      {"gate_bias of another number than expert_offsets has", invalid, "gate_bias", "3",
+       [](R &r) {
+         r.offsets().gate_bias = r.tensor({3, 5});
+       }},
+      {"up_bias of experts of expert_offsets, of another width", invalid, "up_bias", "4",
+       [](R &r) {
+         r.offsets().up_bias = r.tensor({2, 4});
+       }},
+      {"up_bias of rank 3 with expert_offsets", invalid, "up_bias", "3",
+       [](R &r) {
+         r.offsets().up_bias = r.tensor({2, 1, 5});
+       }},
+      {"gate_bias by expert without experts", invalid, "gate_bias", "2",
+       [](R &r) {
+         r.inputs().gate_bias = r.tensor({3, 5});
+       }},
+      {"an output as gate_bias of as many experts as rows", invalid, "gate_bias", "disjoint",
+       [](R &r) {
+         r.inputs().expert_offsets = r.workspace.tensor(ROPE_DTYPE_I32, {4});
+         r.inputs().gate_bias = r.output();
+       }},
+      {"row_index of F64", invalid, "row_index", "F64",
+       [](R &r) { r.indexed().row_index = r.workspace.tensor(ROPE_DTYPE_F64, {3}); }},
+      {"row_index of another length", invalid, "row_index", "7",
+       [](R &r) { r.indexed().row_index = r.workspace.tensor(ROPE_DTYPE_I64, {7}); }},
+      {"row_index of one entry", invalid, "row_index", "1",
+       [](R &r) { r.indexed().row_index = r.workspace.tensor(ROPE_DTYPE_I32, {1}); }},
+      {"row_index of rank 2", invalid, "row_index", "2",
+       [](R &r) {
+         r.indexed().row_index = r.workspace.tensor(ROPE_DTYPE_I32, {3, 1});
+       }},
+      {"row_index without data", invalid, "row_index", "NULL", [](R &r) { r.indexed().row_index.data = nullptr; }},
+      {"row_index misaligned", invalid, "row_index", "", [](R &r) { move(&r.indexed().row_index, 2); }},
+      {"row_index without row_scale", invalid, "row_index", "row_scale",
+       [](R &r) {
+         r.indexed();
+         r.args.row_scale = {};
+       }},
+      {"row_index and a row_scale of rank 2", invalid, "row_scale", "2",
+       [](R &r) {
+         r.indexed();
+         r.args.row_scale = r.tensor({3, 7});
+       }},
+      {"row_index and a row_scale of F64", invalid, "row_scale", "F64",
+       [](R &r) {
+         r.indexed();
+         r.args.row_scale = r.workspace.tensor(ROPE_DTYPE_F64, {7});
+       }},
+      {"row_index with gate of rank 1", invalid, "gate", "1",
+       [](R &r) {
+         r.indexed();
+         r.reshape({3});
+       }},
+      {"row_index and expert_rows", invalid, "expert_rows and row_index", "",
+       [](R &r) {
+         r.experts();
+         r.indexed();
+       }},
+      {"an output in row_index", invalid, "row_index", "disjoint",
+       [](R &r) { r.indexed().row_index.data = r.output().data; }},
+      {"the gradient of row_scale by index", invalid, "grad_row_scale", "7",
+       [](R &r) {
+         r.indexed();
+         r.args.grad_row_scale = r.tensor({7});
+       },
+       Where::Backward},
+      {"the gradient of rows over what their index chooses from", invalid, "grad_row_scale", "disjoint",
+       [](R &r) {
+         r.indexed();
+         r.args.row_scale = r.tensor({3});
+         r.args.grad_row_scale = r.args.row_scale;
+       },
+       Where::Backward},
+      {"quant.scale of another number than expert_offsets has", invalid, "quant.scale", "[3]",
+       [](R &r) {
+         r.codes().scale = r.tensor({3});
+         r.offsets();
+       },
+       Where::Forward},
       {"the gradient of one factor for each expert", unsupported, "row_scale", "1",
        [](R &r) {
          r.experts();

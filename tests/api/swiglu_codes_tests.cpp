@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "support/device.hpp"
+#include "support/swiglu_rows.hpp"
 #include "support/tensors.hpp"
 
 namespace {
@@ -42,6 +43,8 @@ struct CodesCase {
   Placement scale_placement;
   int64_t num_rows = -1;
   std::vector<int64_t> expert_rows = {};
+  std::vector<int64_t> expert_offsets = {};
+  std::vector<int64_t> row_index = {};  // among factors of [shape[0]]
   bool has_scale_by_expert = false;
   bool has_row_scale = false;
   double up_offset = 0;
@@ -59,7 +62,18 @@ struct CodesCase {
   struct Scene;
   bool is_row(const Index &at) const {
     if (num_rows >= 0 && at[0] >= num_rows) return false;
+    if (!row_index.empty()) {
+      const int64_t factor = row_index[static_cast<size_t>(at[0])];
+      if (factor < 0 || factor >= shape[0]) return false;
+    }
+    if (!expert_offsets.empty() && expert_of(at) < 0) return false;
     return expert_rows.empty() || at[1] < expert_rows[static_cast<size_t>(at[0])];
+  }
+  int64_t expert_of(const Index &at) const {
+    return expert_offsets.empty() ? at[0] : swiglu_rows::expert_of(expert_offsets, shape[0], at[0]);
+  }
+  int64_t experts() const {
+    return expert_offsets.empty() ? shape[0] : static_cast<int64_t>(expert_offsets.size()) - 1;
   }
   int64_t row_elements() const {
     int64_t count = 1;
@@ -94,7 +108,10 @@ struct CodesCase {
   bool has_pairs() const { return code == ROPE_DTYPE_F4_E2M1X2; }
   void fill_edges(Workspace *workspace, const rope_tensor_t &up) const;
   int check_padding(Workspace *workspace, const rope_tensor_t &scales_out) const;
-  float global_of(const Index &at) const { return static_cast<float>(global) * (has_scale_by_expert ? 1 + at[0] : 1); }
+  // Of an expert.
+  float global_of(const Index &at) const {
+    return static_cast<float>(global) * static_cast<float>(has_scale_by_expert ? 1 + at[0] : 1);
+  }
   void verify(Scene *scene, bool is_exact) const;
 };
 
@@ -102,7 +119,7 @@ struct CodesCase::Scene {
   explicit Scene(uint64_t seed) : workspace(seed) {}
   Workspace workspace;
   rope_tensor_t gate = {}, up = {}, plain = {}, out = {}, scale = {}, scales = {}, amax = {}, num_rows = {},
-                expert_rows = {}, row_scale = {};
+                expert_rows = {}, expert_offsets = {}, row_index = {}, row_scale = {};
 };
 
 float magnitude_of(Real value) {
@@ -264,7 +281,7 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
     if (scales == Scales::Written) {
       const Index group = scale_index(at);
       const bool is_e4m3 = scale_dtype == ROPE_DTYPE_F8_E4M3;
-      const float global = is_e4m3 && this->global != 0 ? global_of(at) : 1, amax_of_group = max_of(group);
+      const float global = is_e4m3 && this->global != 0 ? global_of({expert_of(at)}) : 1, amax_of_group = max_of(group);
       const uint32_t bits = bits_at(scene->scales, group);
       const uint32_t expected = bits_of_scale(*this, scale_of(*this, amax_of_group, global));
       const int64_t step = std::abs(static_cast<int64_t>(bits) - static_cast<int64_t>(expected));
@@ -288,7 +305,7 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
       factor = std::isinf(scale) ? 0 : inverse_of(scale, global);
       if (std::isnan(scale)) factor = scale;
     } else if (scales == Scales::Given) {
-      const Index expert = {has_scale_by_expert ? at[0] : 0};
+      const Index expert = {has_scale_by_expert ? expert_of(at) : 0};
       const float scale = static_cast<float>(value_at(workspace.before(scene->scale), expert));
       factor = (flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : 1.0f / scale;
     }
@@ -353,11 +370,11 @@ void CodesCase::check() const {
     }
     scene.scales = workspace.tensor(scale_dtype, scales_shape, scale_placement);
     if (global != 0) {
-      scene.scale = workspace.tensor(ROPE_DTYPE_F32, {has_scale_by_expert ? shape[0] : 1});
+      scene.scale = workspace.tensor(ROPE_DTYPE_F32, {has_scale_by_expert ? experts() : 1});
       workspace.fill(scene.scale, [&](const Index &at) { return static_cast<Real>(global_of(at)); });
     }
   } else if (scales == Scales::Given) {
-    scene.scale = workspace.tensor(ROPE_DTYPE_F32, {has_scale_by_expert ? shape[0] : 1});
+    scene.scale = workspace.tensor(ROPE_DTYPE_F32, {has_scale_by_expert ? experts() : 1});
     workspace.fill(scene.scale, [](const Index &at) { return Real{0.011L} * (1 + at[0]); });
   }
   if (has_amax) {
@@ -368,11 +385,15 @@ void CodesCase::check() const {
     scene.num_rows = workspace.tensor(ROPE_DTYPE_I32, {1});
     workspace.fill_integers(scene.num_rows, [&](const Index &) { return num_rows; });
   }
-  if (!expert_rows.empty()) {
-    scene.expert_rows = workspace.tensor(ROPE_DTYPE_I64, {shape[0]});
-    workspace.fill_integers(scene.expert_rows,
-                            [&](const Index &at) { return expert_rows[static_cast<size_t>(at[0])]; });
-  }
+  const auto make_list = [&](const std::vector<int64_t> &list) {
+    if (list.empty()) return rope_tensor_t{};
+    const rope_tensor_t tensor = workspace.tensor(ROPE_DTYPE_I64, {static_cast<int64_t>(list.size())});
+    workspace.fill_integers(tensor, [&](const Index &at) { return list[static_cast<size_t>(at[0])]; });
+    return tensor;
+  };
+  scene.expert_rows = make_list(expert_rows);
+  scene.expert_offsets = make_list(expert_offsets);
+  scene.row_index = make_list(row_index);
   rope_tensor_t wide[2] = {};
   for (int i = 0; i < 2 && !is_known; ++i) {
     wide[i] = workspace.tensor(ROPE_DTYPE_F32, shape);
@@ -390,6 +411,8 @@ void CodesCase::check() const {
   quant.scale_layout = has_tiles ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
   swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
   input.expert_rows = scene.expert_rows;
+  input.expert_offsets = scene.expert_offsets;
+  input.row_index = scene.row_index;
   for (const Device &device : devices()) {
     std::vector<std::byte> first;
     for (const int32_t threads : {1, 3, 0}) {
@@ -410,7 +433,7 @@ void CodesCase::check() const {
       args.out = scene.plain;
       args.row_scale = scene.row_scale;
       args.num_rows = scene.num_rows;
-      if (!expert_rows.empty()) args.input = &input;
+      args.input = &input;
       workspace.restore();
       REQUIRE(run(device, of_values.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
       args.gate = scene.gate;
@@ -552,6 +575,41 @@ TEST_CASE("SwiGLU to codes of rows and experts that are there", "[swiglu][codes]
   }
 }
 
+TEST_CASE("SwiGLU to codes of experts back to back and of factors by index", "[swiglu][codes][rows]") {
+  for (const Scales scales : {Scales::None, Scales::Given, Scales::Written}) {
+    for (const std::vector<int64_t> &offsets :
+         {std::vector<int64_t>{0, 11}, {1, 4, 4, 9}, {0, 7, 3, 11}, {-2, 5, 9}, {0, 5, 13}, {6, 6}}) {
+      CodesCase codes;
+      codes.scales = scales;
+      codes.shape = {11, 160};
+      codes.expert_offsets = offsets;
+      codes.has_scale_by_expert = scales == Scales::Given;
+      codes.has_amax = true;
+      codes.check();
+      codes.has_row_scale = true;
+      codes.row_index = {3, 3, 0, -1, 10, 11, 7, 1, 900, 4, 2};
+      codes.check();
+      codes.shape = {11, 5, 32};
+      codes.rows = 2;
+      codes.out_placement = Placement().gap(1, 3);
+      codes.check();
+    }
+    CodesCase codes;
+    codes.scales = scales;
+    codes.shape = {9, 1};
+    codes.groups = 1;
+    codes.has_row_scale = true;
+    codes.row_index = {8, 0, -5, 3, 3, 9, 1, 2, 4};
+    codes.num_rows = 8;
+    codes.check();
+    codes.num_rows = -1;
+    codes.expert_offsets = {0, 2, 7};
+    codes.activation = SWIGLU_ACTIVATION_GEGLU_TANH;
+    codes.has_amax = true;
+    codes.check();
+  }
+}
+
 TEST_CASE("SwiGLU to codes of zeros, infinities and NaN, floors of scales", "[swiglu][codes]") {
   for (const rope_dtype_t scale : {ROPE_DTYPE_F32, ROPE_DTYPE_F8_E8M0}) {
     CodesCase codes;
@@ -570,6 +628,7 @@ TEST_CASE("SwiGLU to codes of zeros, infinities and NaN, floors of scales", "[sw
   }
 }
 
+#if !defined(ROPE_TEST_SIMULATION)
 TEST_CASE("SwiGLU to codes in calls large enough for several threads", "[swiglu][codes][threads]") {
   CodesCase codes;
   codes.shape = {257, 1536};
@@ -579,6 +638,20 @@ TEST_CASE("SwiGLU to codes in calls large enough for several threads", "[swiglu]
   codes.has_amax = true;
   codes.check();
 }
+
+TEST_CASE("SwiGLU to codes of 4 bits in calls large enough for several threads", "[swiglu][codes][fp4][threads]") {
+  CodesCase codes = nvfp4();
+  codes.dtype = ROPE_DTYPE_F32;
+  codes.shape = {257, 1040};
+  codes.groups = 65;
+  codes.has_tiles = true;
+  codes.check();
+  codes.has_tiles = false;
+  codes.scales = Scales::None;
+  codes.shape = {257, 1034};
+  codes.check();
+}
+#endif
 
 TEST_CASE("SwiGLU to MXFP8 has the scales of TransformerEngine", "[swiglu][codes]") {
   for (const rope_dtype_t dtype : dtypes) {
@@ -748,19 +821,6 @@ TEST_CASE("SwiGLU to codes of 4 bits and tiles of rows and experts that are ther
     codes.has_scale_by_expert = true;
     codes.check();
   }
-}
-
-TEST_CASE("SwiGLU to codes of 4 bits in calls large enough for several threads", "[swiglu][codes][fp4][threads]") {
-  CodesCase codes = nvfp4();
-  codes.dtype = ROPE_DTYPE_F32;
-  codes.shape = {257, 1040};
-  codes.groups = 65;
-  codes.has_tiles = true;
-  codes.check();
-  codes.has_tiles = false;
-  codes.scales = Scales::None;
-  codes.shape = {257, 1034};
-  codes.check();
 }
 
 TEST_CASE("SwiGLU makes no codes of F64", "[swiglu][codes][errors]") {

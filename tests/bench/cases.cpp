@@ -196,6 +196,7 @@ Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
   item.bias_dtype = std::array<rope_dtype_t, 3>{
       0, item.dtype, ROPE_DTYPE_F32}[static_cast<size_t>(choice_of(words, "bias", {"none", "data", "f32"}))];
   item.num_experts = integer_of(words, "experts", 0);
+  item.is_back_to_back = choice_of(words, "expert-rows", {"masked", "back-to-back"}) == 1;
 
   item.layout = static_cast<rope_layout_t>(ROPE_LAYOUT_BSHD +
                                            (choice_of(words, "layout", {"thd", "bshd", "sbhd", "bhsd"}) + 3) % 4);
@@ -292,7 +293,7 @@ const std::set<std::string> &case_keys() {
       "alpha",   "columns",   "gate",      "limit",      "up-offset",   "direction",    "dtype",      "launch",
       "threads", "margin",    "norm",      "norm-order", "norm-extent", "weight",       "cache",      "slots",
       "k-out",   "rotated",   "beside",    "activation", "limit-rule",  "gate-softcap", "up-softcap", "bias",
-      "experts", "codes",     "scales",    "pass",       "gradients",   "accumulate"};
+      "experts", "codes",     "scales",    "pass",       "gradients",   "accumulate",   "expert-rows"};
   return keys;
 }
 

@@ -120,8 +120,9 @@ struct Case {
   Gate gate = Gate::kSeparate;
   int32_t activation = SWIGLU_ACTIVATION_SWIGLU, limit_rule = SWIGLU_LIMIT_GATE;
   double alpha = 0, limit = 0, up_offset = 0, gate_softcap = 0, up_softcap = 0;
-  rope_dtype_t bias_dtype = 0;  // 0: no biases
-  int64_t num_experts = 0;      // 0: none; otherwise `rows` are the rows that there is room for in each
+  rope_dtype_t bias_dtype = 0;   // 0: no biases
+  int64_t num_experts = 0;       // 0: none; otherwise `rows` are the rows that there is room for in each
+  bool is_back_to_back = false;  // the experts' rows follow each other, at the beginning of the same memory
 };
 
 constexpr int64_t kPageEntries = 16;

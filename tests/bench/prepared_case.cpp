@@ -990,16 +990,24 @@ class PreparedSwiglu : public PreparedCase {
     return tensor(memory, item_.bias_dtype, {item_.columns});
   }
 
-  rope_tensor_t make_expert_rows() {
-    const std::vector<int64_t> rows = expert_rows_of(item_);
-    void *memory = memory_.allocate(rows.size() * sizeof rows[0]);
-    memory_.upload(memory, rows.data(), rows.size() * sizeof rows[0]);
-    return tensor(memory, ROPE_DTYPE_I64, {item_.num_experts});
+  rope_tensor_t make_list(const std::vector<int64_t> &list) {
+    void *memory = memory_.allocate(list.size() * sizeof list[0]);
+    memory_.upload(memory, list.data(), list.size() * sizeof list[0]);
+    return tensor(memory, ROPE_DTYPE_I64, {static_cast<int64_t>(list.size())});
   }
+
+  rope_tensor_t make_expert_offsets() {
+    const std::vector<int64_t> rows = expert_rows_of(item_);
+    std::vector<int64_t> offsets(rows.size() + 1);
+    std::partial_sum(rows.begin(), rows.end(), offsets.begin() + 1);
+    return make_list(offsets);
+  }
+
+  bool is_masked() const { return item_.num_experts != 0 && !item_.is_back_to_back; }
 
   // [rows, columns] as [experts, rows, columns], and back.
   rope_tensor_t by_expert(const rope_tensor_t &view) const {
-    if (item_.num_experts == 0 || view.ndim == 0) return view;
+    if (!is_masked() || view.ndim == 0) return view;
     rope_tensor_t split = view;
     split.ndim = 3;
     split.flags |= ROPE_TENSOR_STRIDED;
@@ -1011,7 +1019,7 @@ class PreparedSwiglu : public PreparedCase {
   }
 
   rope_tensor_t as_matrix(const rope_tensor_t &view) const {
-    if (item_.num_experts == 0 || view.ndim == 0) return view;
+    if (!is_masked() || view.ndim == 0) return view;
     rope_tensor_t joined = view;
     joined.ndim = 2;
     const int64_t shape[] = {room_of_rows(item_), item_.columns};
@@ -1029,7 +1037,7 @@ class PreparedSwiglu : public PreparedCase {
 
   std::vector<int64_t> samples_of_existing() const {
     std::vector<int64_t> samples = samples_of(existing_rows_of(item_), kCheckedRows);
-    if (item_.num_experts == 0) return samples;
+    if (!is_masked()) return samples;
     std::vector<int64_t> existing;
     const std::vector<int64_t> counts = expert_rows_of(item_);
     for (size_t expert = 0; expert < counts.size(); ++expert) {
@@ -1081,8 +1089,10 @@ class PreparedSwiglu : public PreparedCase {
       input_.gate_bias = make_bias();
       input_.up_bias = make_bias();
     }
-    if (item_.num_experts != 0) {
-      if (input_.expert_rows.ndim == 0) input_.expert_rows = make_expert_rows();
+    if (item_.is_back_to_back) {
+      if (input_.expert_offsets.ndim == 0) input_.expert_offsets = make_expert_offsets();
+    } else if (is_masked()) {
+      if (input_.expert_rows.ndim == 0) input_.expert_rows = make_list(expert_rows_of(item_));
       for (rope_tensor_t *view : {&args.gate, &args.up, &args.out, &args.grad_out, &args.grad_gate, &args.grad_up}) {
         *view = by_expert(*view);
       }

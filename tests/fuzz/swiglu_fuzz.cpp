@@ -7,12 +7,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/problem/import.hpp"
 #include "core/problem/swiglu_problem.hpp"
 #include "memory.hpp"
 #include "plan/swiglu_plan.hpp"
 #include "support/swiglu_element.hpp"
+#include "support/swiglu_rows.hpp"
 
 namespace {
 
@@ -30,6 +32,8 @@ enum Member {
   gate_bias,
   up_bias,
   expert_rows,
+  expert_offsets,
+  row_index,
   grad_out,
   grad_gate,
   grad_up,
@@ -39,10 +43,23 @@ enum Member {
   amax_out,
   num_members
 };
-constexpr const char *member_names[] = {
-    "gate",          "up",       "out",       "row_scale", "num_rows",       "gate_bias",   "up_bias",
-    "expert_rows",   "grad_out", "grad_gate", "grad_up",   "grad_row_scale", "quant.scale", "quant.scales_out",
-    "quant.amax_out"};
+constexpr const char *member_names[] = {"gate",
+                                        "up",
+                                        "out",
+                                        "row_scale",
+                                        "num_rows",
+                                        "gate_bias",
+                                        "up_bias",
+                                        "expert_rows",
+                                        "expert_offsets",
+                                        "row_index",
+                                        "grad_out",
+                                        "grad_gate",
+                                        "grad_up",
+                                        "grad_row_scale",
+                                        "quant.scale",
+                                        "quant.scales_out",
+                                        "quant.amax_out"};
 
 const rope_dtype_t floats[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 constexpr rope::DeviceInfo gpus[] = {{true, 0, 132, 90, 0}, {true, 0, 1, 75, 0}};
@@ -144,10 +161,11 @@ class Request {
 
  private:
   rope_tensor_t &tensor_of(int member) {
-    rope_tensor_t *const tensors[] = {&args_.gate,     &args_.up,          &args_.out,      &args_.row_scale,
-                                      &args_.num_rows, &input_.gate_bias,  &input_.up_bias, &input_.expert_rows,
-                                      &args_.grad_out, &args_.grad_gate,   &args_.grad_up,  &args_.grad_row_scale,
-                                      &quant_.scale,   &quant_.scales_out, &quant_.amax_out};
+    rope_tensor_t *const tensors[] = {
+        &args_.gate,        &args_.up,        &args_.out,          &args_.row_scale,       &args_.num_rows,
+        &input_.gate_bias,  &input_.up_bias,  &input_.expert_rows, &input_.expert_offsets, &input_.row_index,
+        &args_.grad_out,    &args_.grad_gate, &args_.grad_up,      &args_.grad_row_scale,  &quant_.scale,
+        &quant_.scales_out, &quant_.amax_out};
     return *tensors[member];
   }
   const rope_tensor_t &tensor_of(int member) const { return const_cast<Request *>(this)->tensor_of(member); }
@@ -185,20 +203,33 @@ class Request {
       set(row_scale, rows, axes, shape);
       if (is_backward_ && in_.chance(60)) set(grad_row_scale, rows, axes, shape);
     }
-    const bool has_experts = ndim > 2 && in_.chance(25);
+    const bool has_expert_rows = ndim > 2 && in_.chance(25);
+    const bool has_offsets = ndim > 1 && in_.chance(has_expert_rows ? 3 : 25);
+    const bool has_experts = has_expert_rows || has_offsets;
     has_input_ = has_experts || in_.chance(20);
-    if (has_experts) set(expert_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, shape);
+    if (has_expert_rows) set(expert_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, shape);
+    int64_t experts = shape[0];
+    if (has_offsets) {
+      experts = in_.between(1, 5);
+      const int64_t entries = experts + 1;
+      set(expert_offsets, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, &entries);
+    }
+    if (has_input_ && args_.row_scale.ndim == 1 && in_.chance(has_expert_rows ? 3 : 40)) {
+      const int64_t factors = in_.between(0, 6);
+      set(row_scale, args_.row_scale.dtype, 1, &factors);
+      set(row_index, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, shape);
+    }
     for (const Member member : {gate_bias, up_bias}) {
       if (!has_input_ || !in_.chance(60)) continue;
       const bool is_by_expert = has_experts && in_.chance(50);
-      const int64_t sizes[] = {is_by_expert ? shape[0] : shape[ndim - 1], shape[ndim - 1]};
+      const int64_t sizes[] = {is_by_expert ? experts : shape[ndim - 1], shape[ndim - 1]};
       set(member, in_.chance(50) ? dtype : ROPE_DTYPE_F32, is_by_expert ? 2 : 1, sizes);
     }
     if (!has_experts && in_.chance(25)) {
       const int64_t one = 1;
       set(num_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, &one);
     }
-    if (in_.chance(is_backward_ ? 3 : 30)) draw_codes(ndim, shape, has_experts);
+    if (in_.chance(is_backward_ ? 3 : 30)) draw_codes(ndim, shape, has_experts ? experts : 1);
     // gate and up, and their gradients, interleaved along the last axis.
     alternates_[0] = in_.chance(15);
     alternates_[1] = is_backward_ && in_.chance(15);
@@ -216,7 +247,7 @@ class Request {
     }
   }
 
-  void draw_codes(int ndim, const int64_t (&shape)[4], bool has_experts) {
+  void draw_codes(int ndim, const int64_t (&shape)[4], int64_t experts) {
     const bool has_pairs = in_.chance(30);
     if (has_pairs) {
       int64_t pairs[4] = {};
@@ -231,7 +262,7 @@ class Request {
     quant_.flags = in_.chance(30) ? static_cast<uint32_t>(in_.between(1, 3)) : 0;
     const int64_t one = 1;
     if (in_.chance(30)) set(amax_out, ROPE_DTYPE_F32, 1, &one);
-    if (in_.chance(40)) set(given_scale, ROPE_DTYPE_F32, 1, has_experts && in_.chance(50) ? shape : &one);
+    if (in_.chance(40)) set(given_scale, ROPE_DTYPE_F32, 1, in_.chance(50) ? &experts : &one);
     const bool has_e4m3 = has_pairs && in_.chance(60);
     if (ndim < 2 || (is_present(given_scale) && !has_e4m3 && !in_.chance(5))) return;
     const int rows = static_cast<int>(in_.between(1, ndim - 1));
@@ -314,6 +345,19 @@ class Request {
         std::memcpy(element_at(counts, index), &rows, static_cast<size_t>(oracle::element_size(counts.dtype)));
       });
     }
+    int64_t before = 0;
+    for (const Member member : {expert_offsets, row_index}) {
+      const rope_tensor_t &numbers = tensor_of(member);
+      if (!has_known_shape(numbers)) continue;
+      const bool rises = member == expert_offsets && in_.chance(60);
+      for_each_index(numbers, [&](const Index &index) {
+        const int64_t number = rises            ? std::min<int64_t>(before + in_.between(0, 2), args_.gate.shape[0])
+                               : in_.chance(90) ? in_.between(-1, 6)
+                                                : in_.integer();
+        before = number;
+        std::memcpy(element_at(numbers, index), &number, static_cast<size_t>(oracle::element_size(numbers.dtype)));
+      });
+    }
   }
 
   bool explain(const swiglu_desc_t *desc, const swiglu_args_t *args) {
@@ -373,6 +417,13 @@ class Request {
   }
   bool is_present(int member) const { return tensor_of(member).ndim != 0; }
 
+  // Rows read elements of it that are not of their own place.
+  bool is_gathered(int member) const {
+    const bool is_bias = member == gate_bias || member == up_bias;
+    return (member == row_scale && is_present(row_index)) ||
+           (is_bias && is_present(expert_offsets) && tensor_of(member).ndim == 2);
+  }
+
   bool has_overlap() const {
     for (int i = 0; i < num_members; ++i) {
       if (!is_present(i) || !is_output(i)) continue;
@@ -383,7 +434,7 @@ class Request {
       }
       for (int j = 0; j < num_members; ++j) {
         if (i == j || !is_present(j)) continue;
-        const bool is_in_place = !is_output(j) && is_same(output, tensor_of(j));
+        const bool is_in_place = !is_output(j) && !is_gathered(j) && is_same(output, tensor_of(j));
         if (is_in_place || !share_bytes(output, tensor_of(j))) continue;
         expect(!are_few(output, tensor_of(j)), std::string(member_names[i]) + " lies over " + member_names[j]);
         return true;
@@ -432,21 +483,34 @@ class Request {
       bool is_finite = true;
     };
     std::map<Index, Row> totals;
+    std::vector<int64_t> offsets;
+    if (is_present(expert_offsets)) {
+      for_each_index(before[expert_offsets],
+                     [&](const Index &at) { offsets.push_back(integer_at(before[expert_offsets], at)); });
+    }
+    const auto expert_of = [&](int64_t row) { return swiglu_rows::expert_of(offsets, args_.gate.shape[0], row); };
     const auto with_bias = [&](Real value, Member bias, const Index &at) {
       if (!is_present(bias)) return value;
       const bool is_by_expert = before[bias].ndim == 2;
-      const Index place = {is_by_expert ? at[0] : at[args_.gate.ndim - 1], is_by_expert ? at[args_.gate.ndim - 1] : 0};
+      const int64_t column = at[args_.gate.ndim - 1], expert = is_present(expert_offsets) ? expert_of(at[0]) : at[0];
+      const Index place = {is_by_expert ? expert : column, is_by_expert ? column : 0};
       return oracle::nearest(arithmetic, value + value_at(before[bias], place));
     };
     for_each_index(args_.gate, [&](const Index &at) {
       if (at[0] >= rows) return;
       if (is_present(expert_rows) && at[1] >= integer_at(before[expert_rows], {at[0]})) return;
+      if (is_present(expert_offsets) && expert_of(at[0]) < 0) return;
       Index row = {};
       std::copy_n(at.begin(), args_.row_scale.ndim, row.begin());
+      Index factor = row;
+      if (is_present(row_index)) {
+        factor[0] = integer_at(before[row_index], {at[0]});
+        if (factor[0] < 0 || factor[0] >= args_.row_scale.shape[0]) return;
+      }
       const swiglu_element::Inputs in = {with_bias(value_at(before[gate], at), gate_bias, at),
                                          with_bias(value_at(before[up], at), up_bias, at),
                                          is_backward_ ? value_at(before[grad_out], at) : 0,
-                                         is_present(row_scale) ? value_at(before[row_scale], row) : 1};
+                                         is_present(row_scale) ? value_at(before[row_scale], factor) : 1};
       const bool is_finite =
           std::isfinite(in.gate) && std::isfinite(in.up) && std::isfinite(in.grad_out) && std::isfinite(in.row_scale);
       for (const Member member : {out, grad_gate, grad_up}) {

@@ -367,9 +367,15 @@ void fuzz_swiglu_call(Input *input) {
   swiglu_input_args_t group = SWIGLU_INPUT_ARGS_INIT;
   if (input->chance(40)) {
     args.input = &group;
-    const bool has_experts = ndim > 2 && args.num_rows.ndim == 0 && input->chance(60);
-    const int64_t experts = shape[0], columns = shape[ndim - 1];
-    if (has_experts) set(input, &group.expert_rows, ROPE_DTYPE_I64, {experts}, true);
+    const bool has_expert_rows = ndim > 2 && args.num_rows.ndim == 0 && input->chance(60);
+    const bool has_offsets = !has_expert_rows && args.num_rows.ndim == 0 && input->chance(60);
+    const bool has_experts = has_expert_rows || has_offsets;
+    const int64_t experts = has_offsets ? input->between(1, 1 << 20) : shape[0], columns = shape[ndim - 1];
+    if (has_expert_rows) set(input, &group.expert_rows, ROPE_DTYPE_I64, {experts}, true);
+    if (has_offsets) set(input, &group.expert_offsets, ROPE_DTYPE_I64, {experts + 1}, true);
+    if (!has_expert_rows && args.row_scale.ndim == 1 && input->chance(40)) {
+      set(input, &group.row_index, ROPE_DTYPE_I64, {shape[0]}, true);
+    }
     for (rope_tensor_t *bias : {&group.gate_bias, &group.up_bias}) {
       if (!input->chance(40)) continue;
       const auto dtype = input->chance(50) ? config.dtype : ROPE_DTYPE_F32;
@@ -380,9 +386,9 @@ void fuzz_swiglu_call(Input *input) {
       }
     }
   }
-  Tensors tensors(input,
-                  {&args.gate, &args.up, &args.grad_out, &args.out, &args.grad_gate, &args.grad_up, &args.row_scale,
-                   &args.grad_row_scale, &args.num_rows, &group.gate_bias, &group.up_bias, &group.expert_rows});
+  Tensors tensors(input, {&args.gate, &args.up, &args.grad_out, &args.out, &args.grad_gate, &args.grad_up,
+                          &args.row_scale, &args.grad_row_scale, &args.num_rows, &group.gate_bias, &group.up_bias,
+                          &group.expert_rows, &group.expert_offsets, &group.row_index});
   char text[256];
   bool is_served;
   {

@@ -1,6 +1,6 @@
-// simulated_cuda_backend.cpp - the CUDA backend of a library whose GPU is simulated, for the step and for SwiGLU to codes
+// simulated_cuda_backend.cpp - the CUDA backend of a library whose GPU is simulated, for the step and SwiGLU
 //
-// Plans, params and kernels are those of the library. Memory of the device is the host's. The CPU does everything else.
+// Plans, params and kernels are those of the library. Memory of the device is the host's. What has no step the CPU does.
 #include <cstdlib>
 #include <initializer_list>
 #include <map>
@@ -8,7 +8,6 @@
 
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_rope.hpp"
-#include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/step_params.hpp"
 #include "backend/cuda/kernels/swiglu_params.hpp"
@@ -17,7 +16,7 @@
 
 namespace rope {
 
-// For load_step_kernels, which has nothing to load.
+// For load_step_kernels and load_swiglu_kernels, which have nothing to load.
 void Preloader::load(const void *) {}
 
 namespace {
@@ -29,12 +28,54 @@ void call(const void *kernel, void *params) {
 
 using Call = void (*)(const void *kernel, void *params);
 
+Call call_of(SwigluVariant variant) {
+  const bool has_options = variant.formula > SwigluFormula::kForm;
+  switch (variant.work) {
+    case kSwigluRowSums:
+      return has_options ? call<SwigluOptionsRowParams> : call<SwigluRowKernelParams>;
+    case kSwigluMatrix:
+    case kSwigluProgrammaticMatrix:
+    case kSwigluMatrixRows:
+      return has_options ? call<SwigluOptionsMatrixParams> : call<SwigluMatrixParams>;
+    case kSwigluMatrixGradients:
+    case kSwigluProgrammaticMatrixGradients:
+    case kSwigluLateMatrixGradients:
+      return has_options ? call<SwigluOptionsMatrixGradientParams> : call<SwigluMatrixGradientParams>;
+    case kSwigluFlatMatrixGradients:
+      return call<SwigluFlatGradientParams>;
+    case kSwigluExperts:
+    case kSwigluExpertGradients:
+    case kSwigluLookup:
+    case kSwigluLookupGradients:
+      return call<SwigluExpertParams>;
+    case kSwigluCodes:
+      return call<SwigluCodesParams>;
+    default:
+      return has_options ? call<SwigluOptionsParams> : call<SwigluKernelParams>;
+  }
+}
+
+void add_swiglu(std::map<const void *, Call> *calls) {
+  const auto add = [&](auto element) {
+    for (int elements = 1; elements <= 8; elements *= 2) {
+      for (int work = 0; work < kNumSwigluWorks; ++work) {
+        for (int formula = 0; formula < kNumSwigluFormulas; ++formula) {
+          for (const bool is_alternating : {false, true}) {
+            const SwigluVariant variant = {static_cast<SwigluWork>(work), static_cast<SwigluFormula>(formula),
+                                           is_alternating};
+            (*calls)[swiglu_kernel_of(element, elements, variant)] = call_of(variant);
+          }
+        }
+      }
+    }
+  };
+  add(float{}), add(Float16{}), add(BFloat16{}), add(double{});
+}
+
 // By the params that a kernel takes.
 std::map<const void *, Call> find_calls() {
   std::map<const void *, Call> calls;
   const auto add = [&](auto element) {
-    const void *const codes = swiglu_kernel_of(element, 1, {kSwigluCodes, SwigluFormula::kOptions, false});
-    if (codes != nullptr) calls[codes] = call<SwigluCodesParams>;
     calls[step_kernel_of(element, {StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, false, false})] =
         call<StepGeneralParams>;
     if constexpr (sizeof element >= 4) {
@@ -105,6 +146,8 @@ std::map<const void *, Call> find_calls() {
     }
   };
   add(float{}), add(Float16{}), add(BFloat16{}), add(double{});
+  add_swiglu(&calls);
+  calls.erase(nullptr);  // of what there is no kernel for
   return calls;
 }
 
@@ -124,13 +167,13 @@ int32_t count_devices(const char *) {
 }
 
 // Few multiprocessors make launches long that tests can afford.
-DeviceInfo simulated_device() {
+DeviceInfo find_device() {
   const char *const multiprocessors = std::getenv("ROPE_SIMULATED_MULTIPROCESSORS");
   return {true, 1, multiprocessors != nullptr ? std::atoi(multiprocessors) : 132, 90, 6016};
 }
 
 rope_status_t open_rope(const char *, const RopeGeometry &, int32_t, int32_t, DeviceInfo *device) {
-  *device = simulated_device();
+  *device = find_device();
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -139,7 +182,7 @@ rope_status_t refuse(const char *function) {
 }
 
 rope_status_t open_swiglu(const char *, rope_dtype_t, int32_t, int32_t, DeviceInfo *device) {
-  *device = simulated_device();
+  *device = find_device();
   return ROPE_STATUS_SUCCESS;
 }
 
@@ -156,21 +199,12 @@ rope_status_t fill_tables(const char *function, const TableProblem &, const Devi
   return refuse(function);
 }
 
-rope_status_t run_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
-                         int32_t device_index, rope_stream_t stream) {
-  if (!problem.has_codes()) {
-    run_cpu_swiglu(problem, 1);
-    return ROPE_STATUS_SUCCESS;
-  }
-  return run_cuda_swiglu(function, problem, plan, device_index, stream);
-}
-
 const char *describe() {
   return "simulated";
 }
 
 }  // namespace
 
-const Backend kCudaBackend = {count_devices, open_rope, open_swiglu, run_rope, fill_tables, run_swiglu, describe};
+const Backend kCudaBackend = {count_devices, open_rope, open_swiglu, run_rope, fill_tables, run_cuda_swiglu, describe};
 
 }  // namespace rope

@@ -55,7 +55,7 @@ inline uint32_t lane() {
 
 // ---- What the kernels use of CUDA's language and intrinsics ----
 
-#define ROPE_SIMULATED_GPU 1  // the library's host code has what its device code has alone
+#define ROPE_SIMULATED_GPU 1  // the mathematics of kernels, not that of the CPU's loops
 
 #undef __launch_bounds__
 #define __launch_bounds__(...)
@@ -84,15 +84,19 @@ template <typename T>
 T __shfl_sync(uint32_t mask, T value, int source) {
   return simulation::exchange_as(mask, value, static_cast<uint32_t>(source));
 }
-// Of the first lanes their own.
+template <typename T>
+T __shfl_xor_sync(uint32_t mask, T value, uint32_t bits) {
+  return simulation::exchange_as(mask, value, simulation::lane() ^ bits);
+}
 template <typename T>
 T __shfl_up_sync(uint32_t mask, T value, uint32_t distance) {
   const uint32_t lane = simulation::lane();
   return simulation::exchange_as(mask, value, lane < distance ? lane : lane - distance);
 }
 template <typename T>
-T __shfl_xor_sync(uint32_t mask, T value, uint32_t bits) {
-  return simulation::exchange_as(mask, value, simulation::lane() ^ bits);
+T __shfl_down_sync(uint32_t mask, T value, uint32_t distance) {
+  const uint32_t lane = simulation::lane();
+  return simulation::exchange_as(mask, value, lane + distance < 32 ? lane + distance : lane);
 }
 inline uint32_t __ballot_sync(uint32_t mask, bool value) {
   return simulation::vote(simulation::Meeting::Vote, mask, value);
@@ -111,6 +115,22 @@ inline double __hiloint2double(int high, int low) {
   double value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
+}
+inline int __double2hiint(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<int>(bits >> 32);
+}
+inline int __double2loint(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return static_cast<int>(static_cast<uint32_t>(bits));
+}
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= (static_cast<uint32_t>(bytes >> (selector >> 4 * i & 7) * 8) & 255) << 8 * i;
+  return result;
 }
 template <typename Word>
 Word atomicAdd(Word *address, Word value) {

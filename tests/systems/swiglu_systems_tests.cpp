@@ -546,3 +546,95 @@ TEST_CASE("gpt-oss experts with biases: gate and up, and their biases, alternate
     call.check(Direction::Forward);
   }
 }
+
+// Rows sorted by expert, each from a token and one of its top experts. Of no expert, and as padding between experts, a
+// row has -1 and stays as it is; TileKernels gives the latter, which nothing reads, the weight 0.
+TEST_CASE("TileKernels permuted rows: weights by pos_to_token_topk, their gradients back by token",
+          "[systems][swiglu]") {
+  const int64_t tokens = 4, top = 3, d = 40, n = 16;
+  const std::vector<int64_t> pos_to_token_topk = {0, 4, 9, -1, 1, 7, 10, 3, 6, -1, -1, -1, 2, 5, -1, -1};
+  const std::vector<int64_t> expert_offsets = {0, 4, 12, 14};  // as of pos_to_expert, which is -1 from row 14 on
+  for (rope_dtype_t dtype : floating) {
+    for (rope_dtype_t integer : integers) {
+      for (Direction direction : {Direction::Forward, Direction::Backward}) {
+        SwigluCall call(dtype);
+        const Array x = call.data({n, 2 * d}), topk_weights = call.data(ROPE_DTYPE_F32, {tokens, top});
+        const Array out = call.data({n, d}), grad_out = call.data({n, d}), grad = call.data({n, 2 * d});
+        const Array weight_grads = call.data(ROPE_DTYPE_F32, {n});
+        const Array offsets = call.counts(ROPE_DTYPE_I32, expert_offsets),
+                    index = call.counts(integer, pos_to_token_topk);
+        swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+        input.expert_offsets = offsets.tensor();
+        input.row_index = index.tensor();
+        call.args.input = &input;
+        call.args.gate = part(x, Packing::GateFirst, false);
+        call.args.up = part(x, Packing::GateFirst, true);
+        call.args.row_scale = topk_weights.as({tokens * top});
+        if (direction == Direction::Forward) {
+          call.args.out = out.tensor();
+        } else {
+          call.args.grad_out = grad_out.tensor();
+          call.args.grad_gate = part(grad, Packing::GateFirst, false);
+          call.args.grad_up = part(grad, Packing::GateFirst, true);
+          call.args.grad_row_scale = weight_grads.tensor();
+        }
+        // token_topk_to_pos says where the gradient of a token's weight is; it is 0 where that is nowhere.
+        for (int64_t token = 0; token < tokens; ++token) {
+          for (int64_t k = 0; k < top; ++k) {
+            int64_t pos = 0;
+            while (pos < n && pos_to_token_topk[static_cast<size_t>(pos)] != token * top + k) ++pos;
+            if (pos == n) continue;
+            const Real w = topk_weights.value({token, k});
+            Real sum = 0, sizes = 0;
+            for (int64_t i = 0; i < d; ++i) {
+              const Real g = x.value({pos, i}), u = x.value({pos, d + i}), value = plain.value(g, u);
+              const Real dy = grad_out.value({pos, i});
+              sum += dy * value;
+              sizes += std::fabs(dy * value);
+              if (direction == Direction::Forward) {
+                call.expect(out, out.at({pos, i}), value * w, std::fabs(value * w));
+                continue;
+              }
+              const Real of_gate = dy * w * plain.by_gate(g, u), of_up = dy * w * plain.by_up(g, u);
+              call.expect(grad, grad.at({pos, i}), of_gate, std::fabs(dy * w) * plain.gate_size(g, u));
+              call.expect(grad, grad.at({pos, d + i}), of_up, std::fabs(of_up));
+            }
+            if (direction == Direction::Backward) call.expect(weight_grads, pos, sum, sizes);
+          }
+        }
+        call.check(direction);
+      }
+    }
+  }
+}
+
+TEST_CASE("gpt-oss experts back to back: biases by offsets", "[systems][swiglu]") {
+  const int64_t experts = 4, d = 48, n = 9;
+  const std::vector<int64_t> expert_offsets = {0, 2, 2, 7, 8};
+  for (rope_dtype_t dtype : floating) {
+    SwigluCall call(dtype);
+    gpt_oss.fill(call.config);
+    const Array x = call.data({n, 2 * d}), bias = call.data({experts, 2 * d}), out = call.data({n, d});
+    const Array offsets = call.counts(ROPE_DTYPE_I64, expert_offsets);
+    call.args.gate = every(x.tensor(), 1, 0, 2);
+    call.args.up = every(x.tensor(), 1, 1, 2);
+    call.args.out = out.tensor();
+    swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+    input.gate_bias = every(bias.tensor(), 1, 0, 2);
+    input.up_bias = every(bias.tensor(), 1, 1, 2);
+    input.expert_offsets = offsets.tensor();
+    call.args.input = &input;
+    for (int64_t expert = 0; expert < experts; ++expert) {
+      const auto e = static_cast<size_t>(expert);
+      for (int64_t row = expert_offsets[e]; row < expert_offsets[e + 1]; ++row) {
+        for (int64_t i = 0; i < d; ++i) {
+          const Real gate = x.value({row, 2 * i}) + bias.value({expert, 2 * i});
+          const Real up = x.value({row, 2 * i + 1}) + bias.value({expert, 2 * i + 1});
+          const Real size = std::fabs(gpt_oss.silu(gate)) * (std::fabs(up) + 1) * 4;
+          call.expect(out, out.at({row, i}), gpt_oss.value(gate, up), size);
+        }
+      }
+    }
+    call.check(Direction::Forward);
+  }
+}

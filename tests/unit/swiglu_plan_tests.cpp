@@ -343,6 +343,9 @@ std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan
 struct Options {
   rope::GatingForm form = kPlain;
   bool has_biases = false, has_experts = false;
+  int64_t experts = 0;         // of expert_offsets; 0: absent
+  bool has_row_index = false;  // with a row_scale
+  int64_t bias_step = 0;       // of biases by expert of expert_offsets; 0: all experts have one
 };
 
 rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_t> &shape, bool is_backward,
@@ -353,6 +356,20 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
     input.gate_bias = compact_tensor(region(7), ROPE_DTYPE_F32, {shape.back()});
     input.up_bias = compact_tensor(region(8), dtype, {shape.back()});
   }
+  if (options.bias_step != 0) {
+    for (rope_tensor_t *bias : {&input.gate_bias, &input.up_bias}) {
+      bias->ndim = 2;
+      bias->flags = ROPE_TENSOR_STRIDED;
+      bias->shape[1] = bias->shape[0];
+      bias->shape[0] = options.experts;
+      bias->stride[0] = options.bias_step;
+      bias->stride[1] = 1;
+    }
+  }
+  if (options.experts != 0) {
+    input.expert_offsets = compact_tensor(region(9), ROPE_DTYPE_I32, {options.experts + 1});
+  }
+  if (options.has_row_index) input.row_index = compact_tensor(region(10), ROPE_DTYPE_I64, {shape[0]});
   if (options.has_experts) input.expert_rows = compact_tensor(region(9), ROPE_DTYPE_I32, {shape[0]});
   args.input = &input;
   args.struct_size = sizeof args;
@@ -360,7 +377,7 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
   if (has_row_scale) {
     std::vector<int64_t> rows = {shape[0]};
     if (options.has_experts) rows.push_back(shape[1]);
-    args.row_scale = compact_tensor(region(5), ROPE_DTYPE_F32, rows);
+    args.row_scale = compact_tensor(region(5), ROPE_DTYPE_F32, options.has_row_index ? std::vector<int64_t>{77} : rows);
     if (is_backward) args.grad_row_scale = compact_tensor(region(6), ROPE_DTYPE_F32, rows);
   }
   args.gate = compact_tensor(region(0), dtype, shape);
@@ -931,6 +948,45 @@ TEST_CASE("plans of options and experts, in words", "[swiglu plan][explain]") {
   }
 }
 
+TEST_CASE("plans of rows that are looked up, in words", "[swiglu plan][explain]") {
+  rope::GatingForm geglu = kPlain;
+  geglu.is_plain = false;
+  geglu.has_options = true;
+  geglu.activation = rope::Activation::kGegluTanh;
+  const std::string row = "row kernel, vectors of 16 bytes, grid ", element = "element kernel, vectors of ";
+  const std::string sums = "row sums kernel, vectors of 2 bytes, grid ";
+  const struct {
+    rope_dtype_t dtype;
+    std::vector<int64_t> shape;
+    bool is_backward, has_row_scale;
+    Options options;
+    std::string kernel;
+  } rows[] = {
+      {ROPE_DTYPE_BF16, {32768, 2048}, false, false, {kPlain, false, false, 256}, row + "1188 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {32768, 2048}, true, false, {kPlain, false, false, 256}, row + "1188 x 1 of 128"},
+      {ROPE_DTYPE_F16, {40, 64, 32}, false, true, {kPlain, false, false, 3}, row + "20 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {40, 1024}, false, true, {kPlain, false, false, 0, true}, row + "10 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {40, 1024}, false, true, {kPlain, true, false, 8, true}, row + "10 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {40, 1024}, false, false, {kPlain, true, false, 8, false, 1024}, row + "10 x 1 of 128"},
+      {ROPE_DTYPE_BF16, {40, 1024}, false, false, {kPlain, true, false, 8, false, 1026}, element + "2 bytes, grid 320"},
+      {ROPE_DTYPE_F32, {40, 1024}, false, false, {kPlain, false, false, 1024}, row + "20 x 1 of 128"},
+      {ROPE_DTYPE_F32, {40, 1024}, false, false, {kPlain, false, false, 1025}, element + "4 bytes, grid 320"},
+      {ROPE_DTYPE_F64, {40, 1024}, false, false, {kPlain, false, false, 4}, element + "8 bytes, grid 320"},
+      {ROPE_DTYPE_BF16, {40, 1024}, false, false, {geglu, false, false, 4}, element + "2 bytes, grid 320"},
+      {ROPE_DTYPE_BF16, {40, 1023}, false, false, {kPlain, false, false, 4}, element + "2 bytes, grid 320"},
+      {ROPE_DTYPE_BF16, {1, 1024}, false, false, {kPlain, false, false, 4}, element + "2 bytes, grid 8"},
+      {ROPE_DTYPE_BF16, {40, 1024}, true, true, {kPlain, false, false, 4}, sums + "40 x"},
+      {ROPE_DTYPE_BF16, {40, 1024}, true, true, {kPlain, false, false, 0, true}, sums + "40 x"},
+  };
+  for (const auto &each : rows) {
+    const rope::SwigluProblem problem =
+        compact_problem(each.dtype, each.shape, each.is_backward, 0, each.has_row_scale, each.options);
+    const std::string text = explain(problem, kDevices[2]);
+    INFO(text << "; wanted: " << each.kernel);
+    CHECK(text.find(": " + each.kernel) != std::string::npos);
+  }
+}
+
 // Numbers of the kernel of experts have 32 bits.
 TEST_CASE("experts beyond 32 bits are taken element by element", "[swiglu plan]") {
   const auto is_expert_matrix = [](int64_t experts, int64_t rows, int64_t columns) {
@@ -944,4 +1000,15 @@ TEST_CASE("experts beyond 32 bits are taken element by element", "[swiglu plan]"
   CHECK_FALSE(is_expert_matrix(2, int64_t{1} << 30, 64));
   CHECK(is_expert_matrix(2, (int64_t{1} << 29) - 1, 2048));
   CHECK_FALSE(is_expert_matrix(2, int64_t{1} << 29, 2048));
+  const auto is_row_matrix = [](int64_t rows, int64_t columns) {
+    const rope::SwigluProblem problem =
+        compact_problem(ROPE_DTYPE_BF16, {rows, columns}, false, 0, false, {kPlain, false, false, 5});
+    rope::SwigluPlan plan;
+    REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
+    return plan.is_expert_matrix;
+  };
+  CHECK(is_row_matrix((int64_t{1} << 31) - 2, 64));
+  CHECK_FALSE(is_row_matrix((int64_t{1} << 31) - 1, 64));
+  CHECK(is_row_matrix((int64_t{1} << 30) - 1, 2048));
+  CHECK_FALSE(is_row_matrix(int64_t{1} << 30, 2048));
 }

@@ -29,8 +29,8 @@ bool is_worth_streaming(const SwigluProblem &problem) {
          problem.out[kOut] != problem.in[kGate] && problem.out[kOut] != problem.in[kUp];
 }
 
-// Leaves of gate's first axis the entries that num_rows, or the last of expert_offsets, says there are. It is an axis of
-// its own, or of length 1 and gone.
+// Leaves of gate's first axis the entries that num_rows, or the last of expert_offsets, says there are. The axis is one
+// of its own, or has length 1 and is gone.
 void limit_rows(SwigluProblem *problem) {
   int64_t rows = problem->num_rows != nullptr
                      ? read_integer(problem->num_rows, problem->num_rows_dtype == ROPE_DTYPE_I64, 0)

@@ -59,8 +59,8 @@ inline bool has_row_per_element(const SwigluProblem &problem) {
   return problem.rows.is_present() && problem.row_index_stride[problem.ndim - 1] != 0;
 }
 
-// What expert_offsets and row_index say of gate's rows; each is looked up once where its elements are asked for one after
-// the other.
+// What expert_offsets and row_index say of gate's rows. A row is looked up once where its elements are asked for one
+// after the other.
 class RowFinder {
  public:
   explicit RowFinder(const SwigluProblem &problem) : problem_(problem) {

@@ -62,7 +62,20 @@ ROPE_HOST_DEVICE float expm1_of_rest(float rest) {
   return multiply_add(square, multiply_add(square, high, low), r);
 }
 
-#if defined(__CUDACC__)
+#if defined(ROPE_SIMULATED_GPU)
+
+// The next two on a GPU that tests simulate.
+ROPE_HOST float approximate_reciprocal(float value) {
+  const float result = 1.0f / value;
+  return fabsf(result) < 0x1p-126f ? 0.0f : result;
+}
+
+ROPE_HOST float approximate_power_of_two(float exponent) {
+  const float result = exp2f(exponent);
+  return result < 0x1p-126f ? 0.0f : result;
+}
+
+#elif defined(__CUDACC__)
 
 // One instruction each, within 2 ulp, for numbers whose results are normal.
 __device__ __forceinline__ float approximate_reciprocal(float value) {

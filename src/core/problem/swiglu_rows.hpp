@@ -1,5 +1,4 @@
-// swiglu_rows.hpp - which expert and which factor a row of SwiGLU has by expert_offsets and row_index, once for host and
-// device
+// swiglu_rows.hpp - the expert and the factor of a row of SwiGLU by expert_offsets and row_index, for host and device
 #pragma once
 
 #include "core/math/host_device.hpp"

@@ -8,9 +8,9 @@
 //
 // The first takes one element at a time and has every option. The second, of tensors of the axes experts, rows and
 // columns, takes vectors; a warp finds the expert of its part by a sum over 256 experts at a time, so its work is in
-// proportion to the rows that exist and to the number of experts. Where rows are looked up tensors have the axes rows and
-// columns: the parts are those of the rows from the first of expert_offsets to the last one, which a block copies to
-// shared memory, and a warp finds the row's expert there by bisection.
+// proportion to the rows that exist and to the number of experts. Where rows are looked up, tensors have the axes rows
+// and columns: the parts are those of the rows from the first of expert_offsets to the last one. A block copies the
+// offsets to shared memory, where a warp finds its row's expert by bisection.
 //
 // They move what swiglu.cuh moves, besides the biases; with experts only of rows that exist.
 #pragma once
