@@ -3020,6 +3020,14 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.tiles(ROPE_DTYPE_F8_E8M0, {128, 4}, Placement().gap(0, 4));
        },
        Where::Forward},
+      {"tiles with gaps between groups", invalid, "quant.scales_out.stride", "512",
+       [](R &r) {
+         r.tiles(ROPE_DTYPE_F8_E8M0, {128, 512}).shape[1] = 4;
+         r.quants().scales_out.stride[0] = 4;
+         r.quants().scales_out.stride[1] = 512;
+         r.quants().scales_out.shape[0] = 128;
+       },
+       Where::Forward},
       {"tiles in columns", invalid, "quant.scales_out.stride", "128",
        [](R &r) {
          r.tiles(ROPE_DTYPE_F8_E8M0, {128, 4}, Placement().order({1, 0}));

@@ -4,7 +4,8 @@
 // RoPE guarantees identical bits everywhere, so a changed bit is a deliberate change. It is made by writing the file
 // again with
 //     ROPE_WRITE_GOLDEN=tests/api/golden.txt build/tests/rope_api_tests "[golden]"
-// and by an entry in CHANGELOG.md. (SwiGLU guarantees bits only on one device and instruction set, and has no hashes.)
+// and says so in CHANGELOG.md. (SwiGLU promises bits on one device and instruction set only. Its hashes are those of codes
+// and scales where out is up, by ReGLU of a gate of 1.)
 //
 // Inputs are computed only with integers, so they do not depend on a machine's libm or rounding. Element n of a tensor
 // is, with w the n-th output of SplitMix64 from the tensor's seed,
@@ -53,6 +54,7 @@ FloatForm form_of(rope_dtype_t dtype) {
     case ROPE_DTYPE_F8_E5M2:
       return {2, 15, 1};
     case ROPE_DTYPE_F8_E8M0:
+    case ROPE_DTYPE_F4_E2M1X2:
       return {0, 127, 1};
     default:
       return {23, 127, 4};
@@ -373,7 +375,74 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, rope_style_t style
   return hash.text();
 }
 
-// The contents of golden.txt for one device.
+// How SwiGLU's values become codes.
+struct Codes {
+  const char *name;
+  rope_dtype_t out_code;
+  rope_dtype_t written = 0;  // type of scales; 0: a static one
+  int64_t groups = 1;
+  uint32_t flags = 0;
+  int32_t rounding = 0;
+  bool has_tiles = false;
+};
+
+constexpr Codes codes_of_swiglu[] = {
+    {"E4M3", ROPE_DTYPE_F8_E4M3},
+    {"E5M2, scales that multiply, rounded first", ROPE_DTYPE_F8_E5M2, 0, 1, ROPE_QUANT_FLAG_SCALE_MULTIPLIES,
+     ROPE_QUANT_ROUND_FIRST},
+    {"E4M3, written scales of rows", ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F32},
+    {"E4M3, written powers of two of 32 channels", ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F32, 5, ROPE_QUANT_FLAG_POWER_OF_TWO},
+    {"MXFP8", ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E8M0, 5, 0, ROPE_QUANT_ROUND_FIRST},
+    {"MXFP8 of E5M2 in tiles", ROPE_DTYPE_F8_E5M2, ROPE_DTYPE_F8_E8M0, 5, 0, 0, true},
+    {"E2M1", ROPE_DTYPE_F4_E2M1X2},
+    {"MXFP4 in tiles", ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E8M0, 5, 0, ROPE_QUANT_ROUND_FIRST, true},
+    {"NVFP4", ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E4M3, 10},
+    {"NVFP4 in tiles", ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E4M3, 10, 0, ROPE_QUANT_ROUND_FIRST, true}};
+
+std::string hash_of(const Device &device, rope_dtype_t dtype, const Codes &codes) {
+  constexpr int64_t rows_of_swiglu = 131, channels = 160;
+  Workspace workspace(8);
+  swiglu_args_t args = swiglu_args();
+  args.gate = workspace.tensor(dtype, {rows_of_swiglu, channels});
+  args.up = workspace.tensor(dtype, {rows_of_swiglu, channels});
+  args.out = workspace.tensor(codes.out_code,
+                              {rows_of_swiglu, codes.out_code == ROPE_DTYPE_F4_E2M1X2 ? channels / 2 : channels});
+  workspace.fill(args.gate, [](const Index &) { return 1.0L; });
+  fill_floats(args.up, 1, -8, 12);
+  swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+  quant.flags = codes.flags;
+  quant.scale_layout = codes.has_tiles ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
+  quant.amax_out = workspace.tensor(ROPE_DTYPE_F32, {1});
+  workspace.fill(quant.amax_out, [](const Index &) { return 0.5L; });
+  const bool has_scale = codes.written == 0 || codes.written == ROPE_DTYPE_F8_E4M3;
+  if (codes.written != 0) {
+    const Shape shape = {codes.has_tiles ? (rows_of_swiglu + 127) / 128 * 128 : rows_of_swiglu,
+                         codes.has_tiles ? (codes.groups + 3) / 4 * 4 : codes.groups};
+    quant.scales_out = workspace.tensor(codes.written, shape);
+  }
+  if (has_scale) {
+    quant.scale = workspace.tensor(ROPE_DTYPE_F32, {1});
+    workspace.fill(quant.scale, [](const Index &) { return 0.6875L; });
+  }
+  args.quant = &quant;
+  workspace.freeze();
+  workspace.restore();
+  swiglu_config_t config = swiglu_config_for(device);
+  config.dtype = dtype;
+  config.activation = SWIGLU_ACTIVATION_REGLU;
+  config.quant_rounding = codes.rounding;
+  const SwigluDesc desc = create(config);
+  const rope_status_t status = run(device, desc.get(), Direction::Forward, args, workspace);
+  INFO(rope_last_error());
+  REQUIRE(status == ROPE_STATUS_SUCCESS);
+  Hash hash;
+  hash.add(args.out);
+  hash.add(quant.amax_out);
+  if (codes.written != 0) hash.add(quant.scales_out);
+  return hash.text();
+}
+
+// What golden.txt would say of a device.
 std::string golden_text_of(const Device &device) {
   std::ostringstream text;
   const auto add = [&](const Request &request) {
@@ -422,12 +491,19 @@ std::string golden_text_of(const Device &device) {
       }
     }
   }
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const Codes &codes : codes_of_swiglu) {
+      if (dtype == ROPE_DTYPE_F64) continue;
+      text << "swiglu " << oracle::dtype_name(dtype) << ' ' << codes.name << ": " << hash_of(device, dtype, codes)
+           << "\n";
+    }
+  }
   return text.str();
 }
 
 }  // namespace
 
-TEST_CASE("RoPE has the bits that were written down", "[rope][golden]") {
+TEST_CASE("RoPE and the codes of SwiGLU have the bits that were written down", "[rope][swiglu][golden]") {
   for (const Device &device : devices()) {
     INFO("on " << device);
     const std::string found = golden_text_of(device);

@@ -108,7 +108,10 @@ struct CodesCase {
   bool has_pairs() const { return code == ROPE_DTYPE_F4_E2M1X2; }
   void fill_edges(Workspace *workspace, const rope_tensor_t &up) const;
   int check_padding(Workspace *workspace, const rope_tensor_t &scales_out) const;
-  float global_of(const Index &at) const { return static_cast<float>(global) * (has_scale_by_expert ? 1 + at[0] : 1); }
+  // Of an expert.
+  float global_of(const Index &at) const {
+    return static_cast<float>(global) * static_cast<float>(has_scale_by_expert ? 1 + at[0] : 1);
+  }
   void verify(Scene *scene, bool is_exact) const;
 };
 
@@ -278,7 +281,7 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
     if (scales == Scales::Written) {
       const Index group = scale_index(at);
       const bool is_e4m3 = scale_dtype == ROPE_DTYPE_F8_E4M3;
-      const float global = is_e4m3 && this->global != 0 ? global_of(at) : 1, amax_of_group = max_of(group);
+      const float global = is_e4m3 && this->global != 0 ? global_of({expert_of(at)}) : 1, amax_of_group = max_of(group);
       const uint32_t bits = bits_at(scene->scales, group);
       const uint32_t expected = bits_of_scale(*this, scale_of(*this, amax_of_group, global));
       const int64_t step = std::abs(static_cast<int64_t>(bits) - static_cast<int64_t>(expected));
@@ -367,7 +370,7 @@ void CodesCase::check() const {
     }
     scene.scales = workspace.tensor(scale_dtype, scales_shape, scale_placement);
     if (global != 0) {
-      scene.scale = workspace.tensor(ROPE_DTYPE_F32, {has_scale_by_expert ? shape[0] : 1});
+      scene.scale = workspace.tensor(ROPE_DTYPE_F32, {has_scale_by_expert ? experts() : 1});
       workspace.fill(scene.scale, [&](const Index &at) { return static_cast<Real>(global_of(at)); });
     }
   } else if (scales == Scales::Given) {
@@ -635,6 +638,19 @@ TEST_CASE("SwiGLU to codes in calls large enough for several threads", "[swiglu]
   codes.has_amax = true;
   codes.check();
 }
+
+TEST_CASE("SwiGLU to codes of 4 bits in calls large enough for several threads", "[swiglu][codes][fp4][threads]") {
+  CodesCase codes = nvfp4();
+  codes.dtype = ROPE_DTYPE_F32;
+  codes.shape = {257, 1040};
+  codes.groups = 65;
+  codes.has_tiles = true;
+  codes.check();
+  codes.has_tiles = false;
+  codes.scales = Scales::None;
+  codes.shape = {257, 1034};
+  codes.check();
+}
 #endif
 
 TEST_CASE("SwiGLU to MXFP8 has the scales of TransformerEngine", "[swiglu][codes]") {
@@ -751,6 +767,8 @@ TEST_CASE("SwiGLU to codes of 4 bits of zeros, infinities and NaN, floors of sca
     codes.is_copied = true;
     codes.global = global;
     codes.check();
+    codes.is_zero = true;  // scales of E4M3 have no floor of their own
+    codes.check();
   }
 }
 
@@ -760,8 +778,8 @@ TEST_CASE("SwiGLU writes scales in tiles of 128 rows and 4 groups", "[swiglu][co
     codes.has_tiles = true;
     for (const bool is_copied : {false, true}) {
       codes.is_copied = codes.has_edges = is_copied;
-      for (const int64_t rows : {1, 128, 261}) {
-        for (const int64_t groups : {4, 7}) {
+      for (const int64_t rows : {1, 128, is_copied ? 261 : 129}) {
+        for (const int64_t groups : {4, is_copied ? 7 : 1}) {
           codes.rows = 1;
           codes.shape = {rows, groups * group};
           codes.groups = groups;
@@ -770,9 +788,9 @@ TEST_CASE("SwiGLU writes scales in tiles of 128 rows and 4 groups", "[swiglu][co
       }
       codes.rows = 2;
       codes.groups = 5;
-      codes.shape = {3, 130, 5 * group};
+      codes.shape = {2, 130, 5 * group};
       codes.scale_placement = {};
-      codes.check();
+      if (is_copied) codes.check();
       codes.scale_placement = Placement().gap(0, 7);
       codes.shape = {3, 1, 5, group};
       codes.check();
@@ -803,19 +821,6 @@ TEST_CASE("SwiGLU to codes of 4 bits and tiles of rows and experts that are ther
     codes.has_scale_by_expert = true;
     codes.check();
   }
-}
-
-TEST_CASE("SwiGLU to codes of 4 bits in calls large enough for several threads", "[swiglu][codes][fp4][threads]") {
-  CodesCase codes = nvfp4();
-  codes.dtype = ROPE_DTYPE_F32;
-  codes.shape = {257, 1040};
-  codes.groups = 65;
-  codes.has_tiles = true;
-  codes.check();
-  codes.has_tiles = false;
-  codes.scales = Scales::None;
-  codes.shape = {257, 1034};
-  codes.check();
 }
 
 TEST_CASE("SwiGLU makes no codes of F64", "[swiglu][codes][errors]") {

@@ -89,6 +89,34 @@ TEST_CASE("an explanation of SwiGLU names dtype, direction and device", "[swiglu
   }
 }
 
+TEST_CASE("an explanation of SwiGLU counts the bytes of codes and scales", "[swiglu][explain]") {
+  for (const Device &device : devices()) {
+    Request request(device, Direction::Forward);
+    swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+    request.args.quant = &quant;
+    request.args.out = request.workspace.tensor(ROPE_DTYPE_F8_E4M3, {6, 64});
+    const auto check = [&](const char *megabytes) {
+      const std::string text = request.explain();
+      INFO(text);
+      CHECK(has(text, std::string(", ") + megabytes + " MB read and written"));
+      CHECK((device.kind == ROPE_DEVICE_CPU || has(text, " codes kernel, ")));
+    };
+    check("0.00192");  // 384 elements: twice 2 bytes are read, 1 is written
+    quant.scales_out = request.workspace.tensor(ROPE_DTYPE_F32, {6, 1});
+    check("0.001944");
+    quant.scales_out = request.workspace.tensor(ROPE_DTYPE_F8_E8M0, {6, 2});
+    check("0.001932");
+    request.args.out = request.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {6, 32});
+    quant.scales_out = {};
+    check("0.001728");
+    quant.scales_out = request.workspace.tensor(ROPE_DTYPE_F8_E4M3, {6, 4});
+    check("0.001752");
+    quant.scales_out = request.workspace.tensor(ROPE_DTYPE_F8_E4M3, {128, 4});
+    quant.scale_layout = SWIGLU_SCALE_LAYOUT_128X4;
+    check("0.001752");
+  }
+}
+
 TEST_CASE("an explanation of SwiGLU names the kernel", "[swiglu][explain]") {
   if (!has_cuda()) SKIP(why_no_cuda());
   const Device &device = devices()[1];

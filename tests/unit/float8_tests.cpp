@@ -1,6 +1,5 @@
-// float8_tests.cpp - fp32 values of every exponent, and around every rounding boundary, to 8 bits, compared with a
-// search among all values of a type; scales of groups, compared with a search among fp32 numbers and among powers of
-// two
+// float8_tests.cpp - fp32 values of every exponent to 8 and 4 bits and around every rounding boundary, against a search
+// among all values of a type; and the scales of groups, against a search among numbers of fp32 and among powers of two
 #include <algorithm>
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>
@@ -15,6 +14,7 @@
 
 namespace {
 
+using rope::Float4E2M1;
 using rope::Float8E4M3;
 using rope::Float8E5M2;
 using rope::ScaleForm;
@@ -25,9 +25,10 @@ float float_with(uint32_t bits) {
   return value;
 }
 
-// The finite, non-negative values by code: OCP OFP8, tables 1 and 2.
+// The finite values that are not negative, by code: OCP OFP8, tables 1 and 2, and OCP MX, table 5.
 template <typename T>
 std::vector<long double> values_of() {
+  if (std::is_same_v<T, Float4E2M1>) return {0, 0.5L, 1, 1.5L, 2, 3, 4, 6};
   const bool is_e4m3 = std::is_same_v<T, Float8E4M3>;
   const int steps = is_e4m3 ? 8 : 4, min_exponent = is_e4m3 ? -6 : -14, codes = is_e4m3 ? 0x7f : 0x7c;
   std::vector<long double> values;
@@ -47,8 +48,9 @@ struct Rounding {
   uint32_t first_wrong = 0;
 
   int expected_code(float value) const {
-    if (std::isnan(value)) return 0x7f;
-    const int sign = std::signbit(value) ? 0x80 : 0, last = static_cast<int>(values.size()) - 1;
+    const bool has_4_bits = std::is_same_v<T, Float4E2M1>;
+    if (std::isnan(value)) return has_4_bits ? 7 : 0x7f;
+    const int sign = !std::signbit(value) ? 0 : has_4_bits ? 8 : 0x80, last = static_cast<int>(values.size()) - 1;
     const long double magnitude = std::fabs(static_cast<long double>(value));
     if (magnitude >= values.back()) return sign | last;
     const int above = static_cast<int>(std::upper_bound(values.begin(), values.end(), magnitude) - values.begin());
@@ -75,7 +77,8 @@ struct Rounding {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("fp32 rounds to the nearest code at every upper half", "[float8]", Float8E4M3, Float8E5M2) {
+TEMPLATE_TEST_CASE("fp32 rounds to the nearest code at every upper half", "[float8]", Float8E4M3, Float8E5M2,
+                   Float4E2M1) {
   Rounding<TestType> rounding;
   for (uint32_t upper = 0; upper < 0x10000u; ++upper) {
     for (const uint32_t lower : {0x0000u, 0x0001u, 0x1234u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
@@ -87,7 +90,7 @@ TEMPLATE_TEST_CASE("fp32 rounds to the nearest code at every upper half", "[floa
   CHECK(rounding.compared == 7 * 65536);
 }
 
-TEMPLATE_TEST_CASE("halfway between codes the even one is taken", "[float8]", Float8E4M3, Float8E5M2) {
+TEMPLATE_TEST_CASE("halfway between codes the even one is taken", "[float8]", Float8E4M3, Float8E5M2, Float4E2M1) {
   Rounding<TestType> rounding;
   int not_even = 0;
   for (size_t code = 0; code + 1 < rounding.values.size(); ++code) {
@@ -131,6 +134,20 @@ TEST_CASE("the largest 8-bit numbers and the smallest", "[float8]") {
   CHECK(e5m2(0x1p-17f) == 0x00);
   CHECK(e5m2(std::nextafter(0x1p-17f, 1.0f)) == 0x01);
   CHECK(e5m2(-0x1p-149f) == 0x80);
+}
+
+TEST_CASE("numbers of E4M3 are those of their table, and NaN", "[float8]") {
+  const std::vector<long double> values = values_of<Float8E4M3>();
+  for (int code = 0; code < 256; ++code) {
+    const float value = rope::to_float(Float8E4M3{static_cast<uint8_t>(code)});
+    INFO("code " << code);
+    if ((code & 0x7f) == 0x7f) {
+      CHECK(std::isnan(value));
+      continue;
+    }
+    CHECK(std::fabs(value) == values[static_cast<size_t>(code & 0x7f)]);
+    CHECK(std::signbit(value) == (code >= 0x80));
+  }
 }
 
 TEMPLATE_TEST_CASE("every NaN is one code", "[float8]", Float8E4M3, Float8E5M2) {
@@ -222,14 +239,15 @@ constexpr ScaleForm forms[] = {ScaleForm::kF32, ScaleForm::kPowerOfTwo, ScaleFor
 }  // namespace
 
 TEMPLATE_TEST_CASE("scales of groups are the nearest, or the least power of two that is enough", "[float8][scales]",
-                   Float8E4M3, Float8E5M2) {
+                   Float8E4M3, Float8E5M2, Float4E2M1) {
   for (const ScaleForm form : forms) {
     GroupScales<TestType> scales(form);
     for (uint32_t upper = 0; upper < 0x8000u; ++upper) {
       for (const uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0xffffu}) scales.compare(upper << 16 | lower);
     }
     for (int exponent = -149; exponent <= 127; ++exponent) {
-      for (const float multiple : {1.0f, 1.75f, 1.25f, 1.5f}) scales.compare_around(std::ldexp(multiple, exponent));
+      for (const float multiple : {1.0f, 1.75f, 1.25f, 1.5f, 1.625f})
+        scales.compare_around(std::ldexp(multiple, exponent));
     }
     for (uint32_t subnormal = 0; subnormal < 0x1000u; ++subnormal) scales.compare(subnormal);
     for (uint32_t shift = 0; shift < 23; ++shift) scales.compare(0x007fffffu >> shift);
@@ -271,4 +289,35 @@ TEST_CASE("the scales of chosen groups", "[float8][scales]") {
   CHECK(bits_with(scale(0.0f).factor) == 0);
   CHECK(scale(0x1p-149f).factor == 0);  // the exact scale is less than half the smallest number
   CHECK(scale(448 * 0x1p-149f).factor == 0x1.fffffep127f);
+}
+
+TEST_CASE("scales of E4M3 are the global one times a sixth of the largest, codes are scaled by their quotient",
+          "[float8][scales]") {
+  Rounding<Float8E4M3> e4m3;
+  Random random(11);
+  int64_t wrong = 0;
+  for (int i = 0; i < 200000; ++i) {
+    const float largest = std::ldexp(static_cast<float>(random.uniform(1, 2)), static_cast<int>(random.below(40)) - 20);
+    const float global = std::ldexp(static_cast<float>(random.uniform(1, 2)), static_cast<int>(random.below(30)) - 15);
+    const rope::GroupScale found = rope::e4m3_scale_of_group(bits_with(largest), global);
+    // Long double has 64 bits, so that rounding its quotients and products once more to fp32 is harmless.
+    const auto sixth = static_cast<float>(static_cast<long double>(largest) / 6);
+    const auto product = static_cast<float>(static_cast<long double>(global) * sixth);
+    const int code = e4m3.expected_code(product);
+    const long double scale = e4m3.values[static_cast<size_t>(code)];
+    const float factor = scale == 0 ? 0.0f : static_cast<float>(static_cast<long double>(global) / scale);
+    wrong += static_cast<int>(found.bits) != code || bits_with(found.factor) != bits_with(factor);
+  }
+  CHECK(wrong == 0);
+  const auto scale = [](float largest, float global) { return rope::e4m3_scale_of_group(bits_with(largest), global); };
+  CHECK(scale(6, 448).bits == 0x7e);
+  CHECK(scale(6, 448).factor == 1);
+  CHECK(scale(0, 448).bits == 0);
+  CHECK(bits_with(scale(0, 448).factor) == 0);
+  CHECK(scale(INFINITY, 1).bits == 0x7e);
+  CHECK(scale(INFINITY, 1).factor == 1.0f / 448);
+  CHECK(scale(3e38f, 3e38f).bits == 0x7e);
+  CHECK(scale(NAN, 1).bits == 0x7f);
+  CHECK(std::isnan(scale(NAN, 1).factor));
+  CHECK(scale(1e-38f, 3e38f).factor == 0x1.fffffep127f);
 }

@@ -7,12 +7,16 @@
 // With a written scale a unit's values are computed twice, once for the largest magnitude and once to become codes: the
 // second time what they are made of is in the caches.
 //
-// Moves two elements in and a code out; besides what swiglu_options_kernel moves, and a scale for each group. With tiles the
-// block of the last group of a row, or of the last row, sets the padding beside it to zero.
+// Moves two elements in and a code out; besides what swiglu_options_kernel moves, and a scale for each group. With tiles
+// the block of the last group of a row, or of the last row, sets the padding beside it to zero.
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
-#include "backend/cuda/kernels/swiglu_options.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/row_scale.cuh"
+#include "backend/cuda/kernels/swiglu_activation.cuh"
+#include "backend/cuda/kernels/swiglu_elements.cuh"
+#include "plan/tuning.hpp"
 
 namespace rope {
 
