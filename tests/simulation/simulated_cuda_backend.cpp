@@ -64,7 +64,8 @@ void add_swiglu(std::map<const void *, Call> *calls) {
           for (const bool is_alternating : {false, true}) {
             const SwigluVariant variant = {static_cast<SwigluWork>(work), static_cast<SwigluFormula>(formula),
                                            is_alternating};
-            (*calls)[swiglu_kernel_of(element, elements, variant)] = call_of(variant);
+            // Works that no plan has with a formula may find the kernel of an earlier one.
+            calls->emplace(swiglu_kernel_of(element, elements, variant), call_of(variant));
           }
         }
       }
