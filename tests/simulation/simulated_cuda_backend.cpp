@@ -49,6 +49,8 @@ Call call_of(SwigluVariant variant) {
     case kSwigluLookup:
     case kSwigluLookupGradients:
       return call<SwigluExpertParams>;
+    case kSwigluCodeMatrix:
+      return call<SwigluCodeMatrixParams>;
     case kSwigluCodes:
       return call<SwigluCodesParams>;
     default:
