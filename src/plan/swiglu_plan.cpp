@@ -260,12 +260,12 @@ rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, 
   return set_grid(function, problem.num_elements() / columns, plan);
 }
 
-// log2 of the vectors of a group of a written scale; -1 where it is none that lanes of a warp can have.
-int group_lanes_log2(const SwigluProblem &problem, int64_t vector_elements) {
-  for (int log2 = 0; log2 <= 5; ++log2) {
-    if (problem.codes.group_elements == vector_elements << log2) return log2;
+// Whether lanes of a warp have a group of a written scale, two vectors each.
+bool is_group_of_lanes(const SwigluProblem &problem, int64_t vector_elements) {
+  for (int log2 = 0; log2 <= kWarpLanesLog2; ++log2) {
+    if (problem.codes.group_elements == 2 * vector_elements << log2) return true;
   }
-  return -1;
+  return false;
 }
 
 // Whether each row that may be missing has a number that the kernel of matrices knows.
@@ -278,7 +278,7 @@ bool has_matrix_rows(const SwigluProblem &problem) {
 }
 
 // Whether matrices of 16 bits, of at most one further axis, become codes in vectors of 16 bytes.
-bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
+bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
   constexpr int64_t kElements = kMaxVectorBytes / 2;
   if (dtype_size(problem.dtype) != 2 || problem.form.has_options || problem.row_scale != nullptr) return false;
@@ -300,21 +300,36 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
       in.value() < kMaxVectorBytes || out.value() < kElements / per_byte) {
     return false;
   }
-  if (codes.scales.is_present() &&
-      (group_lanes_log2(problem, kElements) < 0 || codes.scales.groups * codes.group_elements != columns)) {
-    return false;
+  const int64_t vectors_per_row = columns / kElements;
+  if (codes.scales.is_present()) {
+    if (codes.scales.groups * codes.group_elements != columns) return false;
+    plan->has_code_rows = !is_group_of_lanes(problem, kElements);
+    if (plan->has_code_rows &&
+        (codes.scales.groups != 1 || vectors_per_row > kMaxSwigluCodeRowThreads * kVectorsOfCodeRow)) {
+      return false;
+    }
   }
   plan->is_matrix = true;
   plan->formula = problem.form.is_plain ? SwigluFormula::kPlain : SwigluFormula::kForm;
   plan->vector_elements = static_cast<int>(kElements);
-  plan->threads = kSwigluCodeThreads;
-  plan->vectors_per_row = columns / kElements;
+  plan->vectors_per_row = vectors_per_row;
   plan->num_vectors = problem.num_elements() / kElements;
+  plan->begins_at_once = plan->num_vectors <= kMaxSwigluCodesAtOnce * device.multiprocessors;
+  plan->threads = kSwigluCodeThreads;
+  if (plan->has_code_rows) {
+    plan->threads = round_up_to_warps(static_cast<uint32_t>((vectors_per_row - 1) / kVectorsOfCodeRow + 1));
+  }
   return true;
 }
 
-rope_status_t plan_codes(const char *function, const SwigluProblem &problem, SwigluPlan *plan) {
-  if (choose_code_matrix(problem, plan)) return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
+rope_status_t plan_codes(const char *function, const SwigluProblem &problem, const DeviceInfo &device,
+                         SwigluPlan *plan) {
+  if (choose_code_matrix(problem, device, plan)) {
+    if (plan->has_code_rows) return set_grid(function, plan->num_vectors / plan->vectors_per_row, plan);
+    const int64_t threads = problem.codes.scales.is_present() ? plan->num_vectors / 2 : plan->num_vectors;
+    return set_grid(function, (threads - 1) / plan->threads + 1, plan);
+  }
+  plan->has_code_rows = false;
   plan->formula = SwigluFormula::kOptions;
   plan->vector_elements = 1;
   plan->threads = kSwigluThreads;
@@ -355,7 +370,7 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   plan->formula = formula_of(problem);
   const bool has_options = plan->formula > SwigluFormula::kForm;
-  if (problem.has_codes()) return plan_codes(function, problem, plan);
+  if (problem.has_codes()) return plan_codes(function, problem, device, plan);
   if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, has_options, plan);
   if (has_options || !choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
   plan->threads = kSwigluThreads;

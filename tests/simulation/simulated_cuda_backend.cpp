@@ -50,6 +50,8 @@ Call call_of(SwigluVariant variant) {
     case kSwigluLookupGradients:
       return call<SwigluExpertParams>;
     case kSwigluCodeMatrix:
+    case kSwigluScaledCodeMatrix:
+    case kSwigluCodeRows:
       return call<SwigluCodeMatrixParams>;
     case kSwigluCodes:
       return call<SwigluCodesParams>;

@@ -259,7 +259,13 @@ rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction dir
   mirror.translate({&there.gate, &there.up, &there.out, &there.row_scale, &there.num_rows, &there.grad_out,
                     &there.grad_gate, &there.grad_up, &there.grad_row_scale});
   // Structs of older headers end before their groups.
+  swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
   swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+  if (args.struct_size >= sizeof args && args.quant != nullptr) {
+    quant = *args.quant;
+    there.quant = &quant;
+    mirror.translate({&quant.scale, &quant.scales_out, &quant.amax_out});
+  }
   if (args.struct_size >= sizeof args && args.input != nullptr) {
     input = *args.input;
     there.input = &input;

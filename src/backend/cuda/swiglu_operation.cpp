@@ -292,9 +292,13 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   params.out_stride = strides(problem.out_stride[kOut], 1);
   if (codes.has_pairs()) params.out_stride = {params.out_stride.expert / 2, params.out_stride.row / 2};
   params.scales_stride = strides(codes.scales_stride, 1);
-  params.num_vectors = static_cast<uint32_t>(plan.num_vectors);
-  params.vectors_per_row = FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row));
+  const bool has_groups = codes.scales.is_present() && !plan.has_code_rows;
+  params.num_threads = static_cast<uint32_t>(has_groups ? plan.num_vectors / 2 : plan.num_vectors);
+  params.vectors_per_row = static_cast<uint32_t>(plan.vectors_per_row);
+  params.units_per_row =
+      FastDivmod::by(has_groups ? static_cast<uint32_t>(codes.scales.groups) : params.vectors_per_row);
   params.has_experts = experts >= 0;
+  params.begins_at_once = plan.begins_at_once;
   params.rows_per_expert = FastDivmod::by(static_cast<uint32_t>(rows >= 0 ? problem.shape[rows] : 1));
   params.rows_there = problem.expert_rows != nullptr ? problem.expert_rows : problem.num_rows;
   const rope_dtype_t dtype = problem.expert_rows != nullptr ? problem.expert_rows_dtype : problem.num_rows_dtype;
@@ -304,10 +308,13 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   params.codes = codes;
   params.has_padding =
       codes.has_tiles && (codes.padded_rows() != codes.rows || codes.padded_groups() != codes.scales.groups);
-  while (codes.scales.is_present() && codes.group_elements > int64_t{plan.vector_elements} << params.lanes_log2) {
+  while (has_groups && codes.group_elements > int64_t{2} * plan.vector_elements << params.lanes_log2) {
     ++params.lanes_log2;
   }
-  const SwigluVariant variant = {kSwigluCodeMatrix, plan.formula, false};
+  const SwigluWork work = has_groups           ? kSwigluScaledCodeMatrix
+                          : plan.has_code_rows ? kSwigluCodeRows
+                                               : kSwigluCodeMatrix;
+  const SwigluVariant variant = {work, plan.formula, false};
   const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);

@@ -1,14 +1,18 @@
-// swiglu_code_matrix.cuh - the SwiGLU kernel of matrices of 16 bits, or of an expert's matrices, whose out has codes
+// swiglu_code_matrix.cuh - the SwiGLU kernels of matrices of 16 bits, or of an expert's matrices, whose out has codes
 //
 //   row of each matrix      0 … 7     8 … 15    …    … columns-1
 //   vector of the row         0         1       …    vectors_per_row - 1
 //
-//   vector of all rows      blockIdx.x * blockDim.x + threadIdx.x
+// swiglu_code_matrix_kernel: without written scales a thread takes one vector of each matrix. With them it takes two; a
+// group of a scale has 2^lanes_log2 neighbouring lanes of a warp, which find its largest magnitude by shuffles:
 //
-// A thread takes one vector of each matrix. A group of a written scale is 2^lanes_log2 vectors, which neighbouring lanes of
-// a warp have; they find its largest magnitude by shuffles, and the first of them stores the scale.
+//   vector of the group     0   1   …   lanes-1   lanes   lanes+1   …   2*lanes-1
+//   lane                    0   1   …   lanes-1     0        1      …    lanes-1
 //
-// Moves, for every element, two elements in and one code out, and a scale for each group. Rows that are not there are
+// swiglu_code_row_kernel: a block takes a row, which has one scale, and each of its threads up to kVectorsOfCodeRow
+// vectors, blockDim.x apart.
+//
+// Both move, for every element, two elements in and one code out, and a scale for each group. Rows that do not exist are
 // neither read nor written.
 #pragma once
 
@@ -49,77 +53,187 @@ __device__ __forceinline__ void clear_padding(const SwigluCodes &codes, int64_t 
   for (int64_t i = 1; i < rows * groups; ++i) codes.store_scale(offset, row + i / groups, group + i % groups, 0);
 }
 
-template <typename T, bool IsPlain>
-__global__ void __launch_bounds__(kSwigluCodeThreads)
-    swiglu_code_matrix_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
-  constexpr int V = 8;
-  static_assert(sizeof(T) == 2, "");
-  const SwigluCodes &codes = params.codes;
-  const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
-  const DivmodResult at = params.vectors_per_row.divmod(index);
-  uint32_t expert = 0, row = at.quotient;
-  if (params.has_experts) {
-    const DivmodResult place = params.rows_per_expert.divmod(row);
+// Where a row of gate, up and out begins, and whether it exists.
+struct CodeRow {
+  uint32_t expert;
+  uint32_t row;
+
+  __device__ __forceinline__ CodeRow(const SwigluCodeMatrixParams &params, uint32_t of_all) : expert(0), row(of_all) {
+    if (!params.has_experts) return;
+    const DivmodResult place = params.rows_per_expert.divmod(of_all);
     expert = place.quotient;
     row = place.remainder;
   }
-  const auto address = [&](const char *data, const SwigluExpertStrides &stride, uint32_t vector_bytes) {
-    return data + expert * stride.expert + row * stride.row + uint64_t{at.remainder} * vector_bytes;
-  };
-  const char *const gate = address(params.in[kGate], params.in_stride[kGate], V * sizeof(T));
-  const char *const up = address(params.in[kUp], params.in_stride[kUp], V * sizeof(T));
-  wait_for_previous_launch();
-  bool is_there = index < params.num_vectors;
-  if (is_there && params.rows_there != nullptr) {
-    const int64_t entry = params.has_experts ? expert * params.rows_there_stride : 0;
-    is_there = row < read_integer(params.rows_there, params.is_rows_there_64_bit, entry);
+
+  __device__ __forceinline__ const char *find(const char *data, const SwigluExpertStrides &stride) const {
+    return data + expert * stride.expert + row * stride.row;
   }
-  Vector<T, V> gates = {}, ups = {};
+
+  __device__ __forceinline__ bool exists(const SwigluCodeMatrixParams &params) const {
+    if (params.rows_there == nullptr) return true;
+    const int64_t entry = params.has_experts ? expert * params.rows_there_stride : 0;
+    return row < read_integer(params.rows_there, params.is_rows_there_64_bit, entry);
+  }
+
+  __device__ __forceinline__ float given_scale(const SwigluCodes &codes) const {
+    return codes.scale == nullptr ? 1 : reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
+  }
+
+  __device__ __forceinline__ void store_scale(const SwigluCodeMatrixParams &params, uint32_t group, bool is_there,
+                                              uint32_t bits) const {
+    const int64_t offset = expert * params.scales_stride.expert + row * params.scales_stride.row;
+    if (is_there) params.codes.store_scale(offset, row, group, bits);
+    if (params.has_padding) clear_padding(params.codes, offset, row, group);
+  }
+};
+
+// The values of a vector.
+template <typename T, bool IsPlain>
+__device__ __forceinline__ void compute_values(const SwigluCodeMatrixParams &params, const Vector<T, 8> &gate,
+                                               const Vector<T, 8> &up, float (&result)[8]) {
+  float value[2][8], of_vector[1][8];
+  to_floats<T, 8>(gate, value[kGate]);
+  to_floats<T, 8>(up, value[kUp]);
+  compute_vector<IsPlain>(value, params.form, 1.0f, false, of_vector);
+  if (params.codes.rounds_first) to_floats<T, 8>(from_floats<T, 8>(of_vector[kOut]), of_vector[kOut]);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) result[i] = of_vector[kOut][i];
+}
+
+__device__ __forceinline__ float larger_magnitude_of(float largest, const float (&value)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = max_magnitude(largest, value[i]);
+  return largest;
+}
+
+// The codes of vector number `vector` of a row that begins at `row`.
+__device__ __forceinline__ void store_vector_of_codes(const SwigluCodes &codes, char *row, uint32_t vector,
+                                                      float factor, const float (&value)[8]) {
+  if (codes.dtype == ROPE_DTYPE_F8_E4M3) {
+    store_codes<Float8E4M3>(row + uint64_t{vector} * 8, factor, value);
+  } else if (codes.dtype == ROPE_DTYPE_F8_E5M2) {
+    store_codes<Float8E5M2>(row + uint64_t{vector} * 8, factor, value);
+  } else {
+    store_code_pairs(row + uint64_t{vector} * 4, factor, value);
+  }
+}
+
+template <typename T, bool IsPlain, bool HasScales>
+__global__ void __launch_bounds__(kSwigluCodeThreads)
+    swiglu_code_matrix_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
+  constexpr int kVectors = HasScales ? 2 : 1;
+  static_assert(sizeof(T) == 2, "");
+  if (params.begins_at_once) begin_dependent_launch();
+  const SwigluCodes &codes = params.codes;
+  const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x, lanes = 1u << params.lanes_log2;
+  const DivmodResult at = params.units_per_row.divmod(HasScales ? index >> params.lanes_log2 : index);
+  const uint32_t group = at.remainder, lane = index & (lanes - 1);
+  const uint32_t first = HasScales ? group * (2 * lanes) + lane : at.remainder;
+  const CodeRow row(params, at.quotient);
+  const uint64_t bytes = uint64_t{first} * 16;
+  const char *const gate = row.find(params.in[kGate], params.in_stride[kGate]) + bytes;
+  const char *const up = row.find(params.in[kUp], params.in_stride[kUp]) + bytes;
+  wait_for_previous_launch();
+  const bool is_inside = index < params.num_threads, is_there = is_inside && row.exists(params);
+  Vector<T, 8> gates[kVectors] = {}, ups[kVectors] = {};
   float given = 1;
   if (is_there) {
-    gates = load_vector<Vector<T, V>>(gate);
-    ups = load_vector<Vector<T, V>>(up);
-    if (codes.scale != nullptr) given = reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
+#pragma unroll
+    for (uint32_t i = 0; i < kVectors; ++i) {
+      gates[i] = load_vector<Vector<T, 8>>(gate + i * lanes * 16);
+      ups[i] = load_vector<Vector<T, 8>>(up + i * lanes * 16);
+    }
+    given = row.given_scale(codes);
   }
-  begin_dependent_launch();
-  float value[2][V], result[1][V];
-  to_floats<T, V>(gates, value[kGate]);
-  to_floats<T, V>(ups, value[kUp]);
-  compute_vector<IsPlain>(value, params.form, 1.0f, false, result);
-  if (codes.rounds_first) to_floats<T, V>(from_floats<T, V>(result[kOut]), result[kOut]);
-  const bool has_scales = codes.scales.is_present();
+  if (!params.begins_at_once) begin_dependent_launch();
+  float value[kVectors][8];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) compute_values<T, IsPlain>(params, gates[i], ups[i], value[i]);
   float factor = 1;
-  if (has_scales || codes.amax != nullptr) {
+  if (HasScales || codes.amax != nullptr) {
     float largest = 0;
 #pragma unroll
-    for (int i = 0; i < V; ++i) largest = max_magnitude(largest, result[kOut][i]);
+    for (int i = 0; i < kVectors; ++i) largest = larger_magnitude_of(largest, value[i]);
     uint32_t magnitude = is_there ? bits_of(largest) : 0;
-    if (has_scales) magnitude = max_over_lanes(magnitude, params.lanes_log2);
+    if (HasScales) magnitude = max_over_lanes(magnitude, params.lanes_log2);
     if (codes.amax != nullptr) {
       const uint32_t of_warp = max_over_lanes(magnitude, 5);
       if (threadIdx.x % 32 == 0) raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), of_warp);
     }
-    if (has_scales) {
+    if (HasScales) {
       const GroupScale scale = codes.scale_of(magnitude, given);
       factor = scale.factor;
-      const uint32_t group = at.remainder >> params.lanes_log2;
-      if (index < params.num_vectors && group << params.lanes_log2 == at.remainder) {
-        const int64_t offset = expert * params.scales_stride.expert + row * params.scales_stride.row;
-        if (is_there) codes.store_scale(offset, row, group, scale.bits);
-        if (params.has_padding) clear_padding(codes, offset, row, group);
-      }
+      if (is_inside && lane == 0) row.store_scale(params, group, is_there, scale.bits);
     }
   }
   if (!is_there) return;
-  if (!has_scales) factor = code_factor(given, codes.scale_multiplies);
-  const uint32_t code_bytes = codes.has_pairs() ? V / 2 : V;
-  char *const out = const_cast<char *>(address(params.out, params.out_stride, code_bytes));
-  if (codes.dtype == ROPE_DTYPE_F8_E4M3) {
-    store_codes<Float8E4M3>(out, factor, result[kOut]);
-  } else if (codes.dtype == ROPE_DTYPE_F8_E5M2) {
-    store_codes<Float8E5M2>(out, factor, result[kOut]);
-  } else {
-    store_code_pairs(out, factor, result[kOut]);
+  if (!HasScales) factor = code_factor(given, codes.scale_multiplies);
+  char *const out = const_cast<char *>(row.find(params.out, params.out_stride));
+#pragma unroll
+  for (uint32_t i = 0; i < kVectors; ++i) store_vector_of_codes(codes, out, first + i * lanes, factor, value[i]);
+}
+
+template <typename T, bool IsPlain>
+__global__ void __launch_bounds__(kMaxSwigluCodeRowThreads)
+    swiglu_code_row_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
+  static_assert(sizeof(T) == 2, "");
+  if (params.begins_at_once) begin_dependent_launch();
+  const SwigluCodes &codes = params.codes;
+  const CodeRow row(params, blockIdx.x);
+  const char *const gate = row.find(params.in[kGate], params.in_stride[kGate]);
+  const char *const up = row.find(params.in[kUp], params.in_stride[kUp]);
+  wait_for_previous_launch();
+  if (!row.exists(params)) {
+    if (threadIdx.x == 0) row.store_scale(params, 0, false, 0);
+    return;
+  }
+  const auto vector_of = [](int i) { return threadIdx.x + static_cast<uint32_t>(i) * blockDim.x; };
+  Vector<T, 8> gates[kVectorsOfCodeRow] = {}, ups[kVectorsOfCodeRow] = {};
+#pragma unroll
+  for (int i = 0; i < kVectorsOfCodeRow; ++i) {
+    if (vector_of(i) >= params.vectors_per_row) continue;
+    gates[i] = load_vector<Vector<T, 8>>(gate + uint64_t{vector_of(i)} * 16);
+    ups[i] = load_vector<Vector<T, 8>>(up + uint64_t{vector_of(i)} * 16);
+  }
+  const float given = row.given_scale(codes);
+  if (!params.begins_at_once) begin_dependent_launch();
+  float value[kVectorsOfCodeRow][8], largest = 0;
+#pragma unroll
+  for (int i = 0; i < kVectorsOfCodeRow; ++i) {
+    compute_values<T, IsPlain>(params, gates[i], ups[i], value[i]);
+    if (vector_of(i) < params.vectors_per_row) largest = larger_magnitude_of(largest, value[i]);
+  }
+  __shared__ uint32_t of_warps[kMaxSwigluCodeRowThreads / 32];
+  uint32_t magnitude = max_over_lanes(bits_of(largest), 5);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = magnitude;
+  __syncthreads();
+  for (uint32_t i = 0; i < blockDim.x / 32; ++i) magnitude = of_warps[i] > magnitude ? of_warps[i] : magnitude;
+  const GroupScale scale = codes.scale_of(magnitude, given);
+  if (threadIdx.x == 0) {
+    row.store_scale(params, 0, true, scale.bits);
+    if (codes.amax != nullptr) raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), magnitude);
+  }
+  char *const out = const_cast<char *>(row.find(params.out, params.out_stride));
+#pragma unroll
+  for (int i = 0; i < kVectorsOfCodeRow; ++i) {
+    if (vector_of(i) >= params.vectors_per_row) continue;
+    store_vector_of_codes(codes, out, vector_of(i), scale.factor, value[i]);
+  }
+}
+
+template <typename T>
+const void *find_swiglu_code_kernel(SwigluVariant variant) {
+  const auto pick = [&](auto plain, auto form) {
+    return variant.formula == SwigluFormula::kPlain ? reinterpret_cast<const void *>(plain)
+                                                    : reinterpret_cast<const void *>(form);
+  };
+  switch (variant.work) {
+    case kSwigluCodeMatrix:
+      return pick(swiglu_code_matrix_kernel<T, true, false>, swiglu_code_matrix_kernel<T, false, false>);
+    case kSwigluScaledCodeMatrix:
+      return pick(swiglu_code_matrix_kernel<T, true, true>, swiglu_code_matrix_kernel<T, false, true>);
+    default:
+      return pick(swiglu_code_row_kernel<T, true>, swiglu_code_row_kernel<T, false>);
   }
 }
 

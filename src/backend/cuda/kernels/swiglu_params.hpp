@@ -23,8 +23,10 @@ enum SwigluWork {
   kSwigluExpertGradients,              // and the recomputed output
   kSwigluLookup,                       // forward: the same with SwigluProblem::rows
   kSwigluLookupGradients,
-  kSwigluCodeMatrix,  // of matrices: SwigluPlan::is_matrix
-  kSwigluCodes,       // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
+  kSwigluCodeMatrix,        // of matrices: SwigluPlan::is_matrix, without written scales
+  kSwigluScaledCodeMatrix,  // the same with scales of groups of a row
+  kSwigluCodeRows,          // the same with a scale of each row
+  kSwigluCodes,             // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
   kNumSwigluWorks
 };
 
@@ -126,10 +128,12 @@ struct SwigluCodeMatrixParams {
   SwigluExpertStrides in_stride[2];
   SwigluExpertStrides out_stride;
   SwigluExpertStrides scales_stride;  // of scales in tiles, but between experts, 0
-  uint32_t num_vectors;
-  FastDivmod vectors_per_row;
+  uint32_t num_threads;
+  uint32_t vectors_per_row;
+  FastDivmod units_per_row;  // vectors, or groups of a written scale
   FastDivmod rows_per_expert;
   bool has_experts;
+  bool begins_at_once;  // the next launch
   bool is_rows_there_64_bit;
   bool has_padding;        // of scales in tiles
   uint32_t lanes_log2;     // of a group of a written scale

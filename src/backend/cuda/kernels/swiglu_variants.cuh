@@ -30,11 +30,10 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluFlatMatrixGradients:
       return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
     case kSwigluCodeMatrix:
+    case kSwigluScaledCodeMatrix:
+    case kSwigluCodeRows:
       if constexpr (kSize == 2) {
-        if (vector_elements != 8 || variant.is_alternating || has_options) return nullptr;
-        return variant.formula == SwigluFormula::kPlain
-                   ? reinterpret_cast<const void *>(swiglu_code_matrix_kernel<T, true>)
-                   : reinterpret_cast<const void *>(swiglu_code_matrix_kernel<T, false>);
+        if (vector_elements == 8 && !variant.is_alternating && !has_options) return find_swiglu_code_kernel<T>(variant);
       }
       return nullptr;
     case kSwigluCodes:
