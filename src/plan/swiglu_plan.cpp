@@ -277,13 +277,21 @@ bool has_matrix_rows(const SwigluProblem &problem) {
   return problem.num_rows == nullptr || (problem.ndim <= 2 && problem.row_index_stride[last] == 0);
 }
 
+// Whether rows of tiles of scales, if there are any, are those of the kernel of matrices.
+bool has_matrix_tiles(const SwigluProblem &problem) {
+  if (!problem.codes.has_tiles) return true;
+  const int64_t *const stride = problem.codes.scale_row_stride;
+  if (problem.ndim == 1) return true;
+  return problem.ndim == 2 ? stride[0] == 1 : stride[0] == 0 && stride[1] == 1;
+}
+
 // Whether matrices of 16 bits, of at most one further axis, become codes in vectors of 16 bytes.
-bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
+bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
   constexpr int64_t kElements = kMaxVectorBytes / 2;
   if (dtype_size(problem.dtype) != 2 || problem.form.has_options || problem.row_scale != nullptr) return false;
   if (problem.bias[kGate] != nullptr || problem.bias[kUp] != nullptr || problem.rows.is_present()) return false;
-  if (problem.ndim > 3 || !has_matrix_rows(problem)) return false;
+  if (problem.ndim > 3 || !has_matrix_rows(problem) || !has_matrix_tiles(problem)) return false;
   const int last = problem.ndim - 1;
   const int64_t columns = problem.shape[last];
   if (columns % kElements != 0 || problem.num_elements() / kElements > INT32_MAX) return false;
@@ -314,7 +322,6 @@ bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, 
   plan->vector_elements = static_cast<int>(kElements);
   plan->vectors_per_row = vectors_per_row;
   plan->num_vectors = problem.num_elements() / kElements;
-  plan->begins_at_once = plan->num_vectors <= kMaxSwigluCodesAtOnce * device.multiprocessors;
   plan->threads = kSwigluCodeThreads;
   if (plan->has_code_rows) {
     plan->threads = round_up_to_warps(static_cast<uint32_t>((vectors_per_row - 1) / kVectorsOfCodeRow + 1));
@@ -322,9 +329,8 @@ bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, 
   return true;
 }
 
-rope_status_t plan_codes(const char *function, const SwigluProblem &problem, const DeviceInfo &device,
-                         SwigluPlan *plan) {
-  if (choose_code_matrix(problem, device, plan)) {
+rope_status_t plan_codes(const char *function, const SwigluProblem &problem, SwigluPlan *plan) {
+  if (choose_code_matrix(problem, plan)) {
     if (plan->has_code_rows) return set_grid(function, plan->num_vectors / plan->vectors_per_row, plan);
     const int64_t threads = problem.codes.scales.is_present() ? plan->num_vectors / 2 : plan->num_vectors;
     return set_grid(function, (threads - 1) / plan->threads + 1, plan);
@@ -370,7 +376,7 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   plan->formula = formula_of(problem);
   const bool has_options = plan->formula > SwigluFormula::kForm;
-  if (problem.has_codes()) return plan_codes(function, problem, device, plan);
+  if (problem.has_codes()) return plan_codes(function, problem, plan);
   if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, has_options, plan);
   if (has_options || !choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
   plan->threads = kSwigluThreads;

@@ -35,7 +35,6 @@ struct SwigluPlan {
   bool is_expert_matrix;
   bool has_code_rows;            // of matrices to codes: a block takes a row, which has one scale
   bool begins_last;              // SwigluMatrixShape's
-  bool begins_at_once;           // of matrices to codes
   uint32_t rows_per_thread = 1;  // of matrices with biases or soft caps
 
   bool is_alternating() const { return inputs != GateUpLayout::kSeparate || gradients != GateUpLayout::kSeparate; }

@@ -298,7 +298,6 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   params.units_per_row =
       FastDivmod::by(has_groups ? static_cast<uint32_t>(codes.scales.groups) : params.vectors_per_row);
   params.has_experts = experts >= 0;
-  params.begins_at_once = plan.begins_at_once;
   params.rows_per_expert = FastDivmod::by(static_cast<uint32_t>(rows >= 0 ? problem.shape[rows] : 1));
   params.rows_there = problem.expert_rows != nullptr ? problem.expert_rows : problem.num_rows;
   const rope_dtype_t dtype = problem.expert_rows != nullptr ? problem.expert_rows_dtype : problem.num_rows_dtype;

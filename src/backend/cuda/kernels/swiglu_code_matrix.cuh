@@ -123,7 +123,6 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
     swiglu_code_matrix_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
   constexpr int kVectors = HasScales ? 2 : 1;
   static_assert(sizeof(T) == 2, "");
-  if (params.begins_at_once) begin_dependent_launch();
   const SwigluCodes &codes = params.codes;
   const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x, lanes = 1u << params.lanes_log2;
   const DivmodResult at = params.units_per_row.divmod(HasScales ? index >> params.lanes_log2 : index);
@@ -145,7 +144,7 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
     }
     given = row.given_scale(codes);
   }
-  if (!params.begins_at_once) begin_dependent_launch();
+  begin_dependent_launch();
   float value[kVectors][8];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) compute_values<T, IsPlain>(params, gates[i], ups[i], value[i]);
@@ -174,10 +173,9 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
 }
 
 template <typename T, bool IsPlain>
-__global__ void __launch_bounds__(kMaxSwigluCodeRowThreads)
+__global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
     swiglu_code_row_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
   static_assert(sizeof(T) == 2, "");
-  if (params.begins_at_once) begin_dependent_launch();
   const SwigluCodes &codes = params.codes;
   const CodeRow row(params, blockIdx.x);
   const char *const gate = row.find(params.in[kGate], params.in_stride[kGate]);
@@ -196,7 +194,7 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads)
     ups[i] = load_vector<Vector<T, 8>>(up + uint64_t{vector_of(i)} * 16);
   }
   const float given = row.given_scale(codes);
-  if (!params.begins_at_once) begin_dependent_launch();
+  begin_dependent_launch();
   float value[kVectorsOfCodeRow][8], largest = 0;
 #pragma unroll
   for (int i = 0; i < kVectorsOfCodeRow; ++i) {

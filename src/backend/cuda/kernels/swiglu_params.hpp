@@ -133,7 +133,6 @@ struct SwigluCodeMatrixParams {
   FastDivmod units_per_row;  // vectors, or groups of a written scale
   FastDivmod rows_per_expert;
   bool has_experts;
-  bool begins_at_once;  // the next launch
   bool is_rows_there_64_bit;
   bool has_padding;        // of scales in tiles
   uint32_t lanes_log2;     // of a group of a written scale
