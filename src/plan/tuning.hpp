@@ -278,7 +278,7 @@ constexpr int64_t kMinSwigluCapVectors = 20000;
 constexpr uint32_t kSwigluThreads = 128;          // of a block of the others, one vector of each tensor a thread
 constexpr int kSwigluMaxHalfVectorThreads = 300;  // for each multiprocessor: up to there vectors have half the width
 constexpr uint32_t kSwigluPartVectors = 128;      // that a warp takes at a time of a row of an expert
-// Of matrices that become codes, where the next launch begins behind the loads: at once 1.32 us for 1.11.
+// For kernels of matrices that become codes. The next launch begins behind the loads: 1.11 us, at once 1.32.
 constexpr uint32_t kSwigluCodeThreads = 128;
 constexpr int kMaxSwigluCodeRowThreads = 512;  // of a block of a row that has one scale
 constexpr int kVectorsOfCodeRow = 4;           // of a thread there
@@ -288,7 +288,7 @@ constexpr int kMaxSwigluLookupExperts = 1024;  // whose offsets a block keeps; w
 constexpr int64_t kSwigluAlternatingVectorBytes = 16;  // of a vector of gate and up that alternate
 constexpr int kMaxSwigluRowThreads = 256;              // of a block that sums a row
 constexpr int kSwigluRowResidentThreads = 768;         // that registers must suffice for on a multiprocessor
-// What a thread takes of a row at a time, whatever the vectors, so that the order of the sum does not depend on them.
+// The bytes of a row that a thread adds up at a time; the order of the sum does not depend on the vectors.
 constexpr int64_t kSwigluRowGroupBytes = 16;
 
 // ---- CPU ----

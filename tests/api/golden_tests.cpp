@@ -442,7 +442,7 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, const Codes &codes
   return hash.text();
 }
 
-// What golden.txt would say of a device.
+// The lines of golden.txt for a device.
 std::string golden_text_of(const Device &device) {
   std::ostringstream text;
   const auto add = [&](const Request &request) {

@@ -111,7 +111,7 @@ struct Case {
   rope_dtype_t slot_dtype = 0;
   Pass pass = Pass::kNone;
   bool is_unrotated = false, has_k_out = true, is_beside_separate = false;
-  // Of the caches, and of q_out if has_code_q is set; of SwiGLU's out; 0: the data's type.
+  // The type of the caches, of q_out if has_code_q is set, and of SwiGLU's out; 0: the data's type.
   rope_dtype_t code_dtype = 0;
   bool has_code_q = false, has_written_scales = false;
   bool has_weight_gradients = false, accumulates = false;  // backward

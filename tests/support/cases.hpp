@@ -264,10 +264,10 @@ class SwigluCase {
   // The number of rows for each index of the first axis; further rows of the second axis are treated like those past
   // num_rows.
   SwigluCase &experts(std::vector<int64_t> rows, rope_dtype_t dtype, const Placement &placement = {});
-  // Of any values; rows of the first axis without an expert are as those past num_rows.
+  // The offsets may have any values. Rows of the first axis without an expert are treated as those past num_rows.
   SwigluCase &expert_offsets(std::vector<int64_t> offsets, rope_dtype_t dtype, const Placement &placement = {});
-  // Row i takes entry index[i] of a row_scale of so many factors, which is given besides; so are rows whose index is
-  // outside.
+  // Row i takes entry index[i] of a row_scale with `factors` entries, which the caller adds. Rows whose index is outside
+  // are treated as those past num_rows.
   SwigluCase &row_index(std::vector<int64_t> index, int64_t factors, rope_dtype_t dtype,
                         const Placement &placement = {});
   // Backward writes Out too.

@@ -97,7 +97,7 @@ ROPE_HOST_DEVICE float to_float(Float8E4M3 code) {
   return float_of(sign | (magnitude < 8 ? bits_of(subnormal) : normal));
 }
 
-// What values are multiplied by before they are rounded to 8 or 4 bits.
+// The factor of values before they are rounded to 8 or 4 bits.
 ROPE_HOST_DEVICE float code_factor(float scale, bool multiplies) {
   return multiplies ? scale : 1.0f / scale;
 }
@@ -123,7 +123,7 @@ ROPE_HOST_DEVICE float written_code_factor(float scale, float global = 1.0f) {
   return factor > kMaxFactor ? kMaxFactor : factor;
 }
 
-// The scale of a group by the bits of its largest magnitude, for codes of which the largest is max_code; not kE4M3. A
+// The scale of a group by the bits of its largest magnitude. The largest code is max_code; the form is not kE4M3. A
 // NaN makes it and all codes NaN, an infinity it infinite.
 ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form, float max_code) {
   constexpr uint32_t kInfinity = 0x7f800000u, kNaN = 0x7fc00000u;
@@ -153,7 +153,7 @@ ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form) {
   return scale_of_group(magnitude, form, Float8::kMax);
 }
 
-// The same of kE4M3 beside codes of 4 bits. An infinity is as any number beyond the largest scale.
+// The scale of a group in the form kE4M3, beside codes of 4 bits. An infinite magnitude gets the largest scale.
 ROPE_HOST_DEVICE GroupScale e4m3_scale_of_group(uint32_t magnitude, float global) {
   const Float8E4M3 scale = round_to<Float8E4M3>(global * (float_of(magnitude) / Float4E2M1::kMax));
   return {scale.bits, written_code_factor(to_float(scale), global)};

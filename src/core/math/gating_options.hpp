@@ -32,7 +32,7 @@ enum class Activation : uint8_t {
 struct GatingForm : Form<double> {
   bool has_options = false;  // some of the following fields are not 0
   Activation activation = Activation::kSwiglu;
-  bool limits_activation = false;    // `limit` bounds the activation, and up as ever
+  bool limits_activation = false;    // `limit` bounds the activation in place of gate; it always bounds up
   bool rounds_activation = false;    // to the type of the data, which has 16 bits
   bool rounds_before_codes = false;  // so
   double gate_softcap = 0;           // 0: none

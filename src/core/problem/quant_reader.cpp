@@ -10,7 +10,6 @@ namespace rope {
 namespace {
 
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
-constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
 constexpr const char *kOutNames[kNumTensorNames] = {"q_out", "k_out", "v_out"};
 

@@ -17,7 +17,12 @@
 // slot.
 #pragma once
 
-#include "backend/cuda/kernels/step_long.cuh"
+#include <type_traits>
+
+#include "backend/cuda/kernels/occupancy.cuh"
+#include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/step_long_parts.cuh"
+#include "plan/tuning.hpp"
 
 namespace rope {
 

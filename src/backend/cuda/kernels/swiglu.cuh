@@ -20,6 +20,7 @@
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_scale.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
+#include "backend/cuda/kernels/swiglu_vector.cuh"
 #include "backend/cuda/kernels/vector.cuh"
 #include "backend/cuda/kernels/wide_division.cuh"
 #include "core/math/gating.hpp"
@@ -138,33 +139,6 @@ __device__ __forceinline__ const Form<Real> &form_of(const SwigluKernelParams &p
     return params.wide_form;
   } else {
     return params.form;
-  }
-}
-
-// Forward: one result of two values. Backward: the gradients of three, and with a third result the forward one again.
-template <bool IsPlain, typename Real, int V, int NumInputs, int NumOutputs>
-__device__ __forceinline__ void compute_vector(const Real (&value)[NumInputs][V], const Form<Real> &form,
-                                               Real row_scale, bool has_row_scale, Real (&result)[NumOutputs][V]) {
-  // Asked once for all elements. Without what keeps a weighted row within range gpt-oss' form takes 78.6 us instead of
-  // 93.8, without what keeps a moved up there 73.4.
-  if (NumInputs == 2 && !IsPlain && !has_row_scale && moves_within_range(form)) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) result[kOut][i] = swiglu<IsPlain, true>(value[kGate][i], value[kUp][i], form);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    if constexpr (NumInputs == 2) {
-      result[kOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form, row_scale);
-    } else {
-      const SwigluGradient<Real> gradient =
-          swiglu_gradient<IsPlain>(value[kGate][i], value[kUp][i], value[kGradOut][i], form, row_scale);
-      result[kGradGate][i] = gradient.gate;
-      result[kGradUp][i] = gradient.up;
-      if constexpr (NumOutputs == 3) {
-        result[kRecomputedOut][i] = swiglu<IsPlain>(value[kGate][i], value[kUp][i], form, row_scale);
-      }
-    }
   }
 }
 

@@ -18,7 +18,10 @@
 
 #include "backend/cuda/kernels/codes.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
-#include "backend/cuda/kernels/swiglu.cuh"
+#include "backend/cuda/kernels/swiglu_vector.cuh"
+#include "backend/cuda/kernels/vector.cuh"
+#include "core/problem/integers.hpp"
+#include "plan/tuning.hpp"
 
 namespace rope {
 

@@ -1,0 +1,130 @@
+// step_long_parts.cuh - what the step's kernels for long launches of whole heads share: params, the place of a thread, and
+// the angles and weights in shared memory
+//
+// step_long.cuh shows how blocks are distributed.
+#pragma once
+
+#include <type_traits>
+
+#include "backend/cuda/kernels/addresses.cuh"
+#include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/faults.cuh"
+#include "backend/cuda/kernels/step_heads.cuh"
+
+namespace rope {
+
+template <StepAngles kAngles>
+using StepLongParams =
+    std::conditional_t<kAngles == StepAngles::kNone, StepLongHeadParams,
+                       std::conditional_t<kAngles == StepAngles::kComputed,
+                                          WithAngles<StepLongHeadParams, kMaxLongStepPairs>, StepLongTableParams>>;
+
+// What a launch could pass before CUDA 12.1.
+static_assert(sizeof(WithScales<StepLongParams<StepAngles::kComputed>>) <= 4096, "");
+
+// Of step_codes.cuh.
+template <StepCodes kCodes, StepAngles kAngles>
+using StepCodesParams = std::conditional_t<kCodes == StepCodes::kStatic, WithCodes<StepLongParams<kAngles>>,
+                                           WithScales<StepLongParams<kAngles>>>;
+
+// The block of a thread, and the thread's number among those of its row.
+template <bool IsNormed>
+struct LongPlace {
+  uint32_t index;        // of the piece
+  uint32_t part;         // of the blocks of its tokens
+  uint32_t first_token;  // of the block
+  uint32_t row;
+  uint32_t thread;
+  bool has_row;
+
+  __device__ __forceinline__ explicit LongPlace(const StepLongHeadParams &params) : index(0) {
+    const DivmodResult in_group = params.blocks_of_group.divmod(blockIdx.x);
+    constexpr int kPieces = IsNormed ? kMaxNormedStepPieces : kMaxStepPieces;
+#pragma unroll
+    for (int i = 1; i < kPieces; ++i) index += in_group.remainder >= params.tensor[i].first_block;
+    const StepLongTensor &tensor = params.tensor[index];
+    const DivmodResult block = tensor.parts.divmod(in_group.remainder - tensor.first_block);
+    part = block.remainder;
+    first_token = (in_group.quotient * tensor.runs + block.quotient) * (tensor.rows * params.turns);
+    row = 0, thread = part * blockDim.x + threadIdx.x;
+    if (tensor.rows > 1) {
+      row = __umulhi(thread, tensor.threads_reciprocal);
+      thread -= row * tensor.threads;
+    }
+    has_row = row < tensor.rows;
+    if (!has_row) row = 0;
+  }
+};
+
+// Writes the angles of a block's tokens, from `first` on, and for tables whether they are lost. With a table it prefetches
+// what later tokens wait for: their positions, and the rows that follow, which are mostly theirs.
+template <StepAngles kAngles, bool HasLookups, bool AreSpread>
+__device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &params, const StepLongTensor &tensor,
+                                             uint32_t first, uint32_t part, float *cos, uint32_t *lost) {
+  const uint32_t numbers = tensor.rows * params.turns * params.pairs;
+  const bool is_first = part == 0 && (tensor.flags & kCountsPositions) != 0;  // of the blocks of these tokens
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < numbers; i += blockDim.x) {
+    const DivmodResult place = params.by_pairs.divmod(i);
+    const uint32_t row = place.quotient, pair = place.remainder, token = first + row;
+    if (token >= params.num_tokens) return;
+    const LoadedInteger implicit = {token & params.implicit_mask, 0};
+    LoadedInteger position = implicit;
+    const char *const position_address =
+        step(step(params.positions, token, params.position_bytes), blockIdx.y, params.position_batch_bytes);
+    const char *of_axis = position_address;
+    if (HasLookups && params.lookups.used_axes != 0) {
+      of_axis = step(of_axis, axis_of(params.lookups, pair), params.lookups.position_axis_bytes);
+    }
+    if (params.has_positions) position = load_step_integer(of_axis, params.has_wide_positions);
+    const uint64_t index = finish_step_position(params, position);
+    CosSin<float> angle = {};
+    if constexpr (kAngles == StepAngles::kComputed) {
+      angle = compute_angle(params, index, through_memory(params.increments)[pair]);
+    } else {
+      const bool is_lost = index >= params.rows;
+      if (pair == 0) {
+        bool is_token_lost = is_lost;
+        if (HasLookups) {
+          is_token_lost = is_lost || has_lost_axis(params, position_address, implicit, params.rows);
+        }
+        lost[row] = is_token_lost;
+        if (is_first && token < params.tokens_that_prefetch) prefetch(position_address + params.position_bytes_ahead);
+        if (is_first && is_token_lost) count_fault(params.fault, blockIdx.y * params.num_tokens + token);
+      }
+      if (is_lost) continue;
+      const TablePlace entry(params, static_cast<uint32_t>(index), pair);
+      if (is_first && index < params.rows_that_prefetch) {
+        prefetch(entry.cos + params.row_bytes_ahead);
+        prefetch(entry.sin + params.row_bytes_ahead);
+      }
+      angle = entry.load(params);
+    }
+    float *const to = cos + row * (2 * params.pairs) + spread_fours<AreSpread>(pair, params.pairs);
+    to[0] = angle.cos;
+    to[params.pairs] = angle.sin;
+  }
+}
+
+// Writes a tensor's weights, the offset added.
+template <typename T, int V>
+__device__ __forceinline__ void share_weights(const StepLongHeadParams &params, const StepLongTensor &tensor,
+                                              float *weights) {
+  constexpr int kFour = V < 4 ? V : 4;
+  const bool is_wide = sizeof(T) == 4 || (tensor.flags & kHasWideWeight) != 0;
+  const uint32_t channels = 2 * params.pairs;
+  // From the last thread on, because the first ones have angles to find.
+  for (uint32_t i = (blockDim.x - 1 - threadIdx.x) * kFour; i < channels; i += blockDim.x * kFour) {
+    float w[kFour] = {};
+    if (tensor.weight != nullptr && is_wide) {
+      to_floats<float, kFour>(load_vector<Vector<float, kFour>>(tensor.weight + i * 4), w);
+    } else if (tensor.weight != nullptr) {
+      to_floats<T, kFour>(load_vector<Vector<T, kFour>>(tensor.weight + i * sizeof(T)), w);
+    }
+#pragma unroll
+    for (int j = 0; j < kFour; ++j) w[j] = add_rounded(w[j], tensor.weight_offset);
+    store_vector(reinterpret_cast<char *>(weights + spread_fours<(V > 4)>(i, channels)), from_floats<float, kFour>(w));
+  }
+}
+
+}  // namespace rope
