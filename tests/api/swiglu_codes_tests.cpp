@@ -484,7 +484,7 @@ CodesCase nvfp4() {
 
 }  // namespace
 
-TEST_CASE("SwiGLU to codes with a given scale or none", "[swiglu][codes]") {
+TEST_CASE("SwiGLU to codes with a given scale or none", "[swiglu][codes][sanitize]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const rope_dtype_t code : codes_of_8_bits) {
       for (const bool rounds_first : {false, true}) {
@@ -506,7 +506,7 @@ TEST_CASE("SwiGLU to codes with a given scale or none", "[swiglu][codes]") {
   }
 }
 
-TEST_CASE("SwiGLU to codes writes scales by row and by group", "[swiglu][codes]") {
+TEST_CASE("SwiGLU to codes writes scales by row and by group", "[swiglu][codes][sanitize]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const rope_dtype_t code : codes_of_8_bits) {
       for (const bool rounds_first : {false, true}) {
@@ -554,7 +554,7 @@ TEST_CASE("SwiGLU to codes of any shape, groups longer than a buffer", "[swiglu]
   }
 }
 
-TEST_CASE("SwiGLU to codes of rows and experts that are there", "[swiglu][codes]") {
+TEST_CASE("SwiGLU to codes of rows and experts that are there", "[swiglu][codes][sanitize]") {
   for (const Scales scales : {Scales::Given, Scales::Written}) {
     CodesCase codes;
     codes.scales = scales;
@@ -677,7 +677,7 @@ TEST_CASE("SwiGLU to MXFP8 has the scales of TransformerEngine", "[swiglu][codes
   }
 }
 
-TEST_CASE("SwiGLU to NVFP4 and MXFP4", "[swiglu][codes][fp4]") {
+TEST_CASE("SwiGLU to NVFP4 and MXFP4", "[swiglu][codes][fp4][sanitize]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const bool rounds_first : {false, true}) {
       CodesCase codes = nvfp4();
