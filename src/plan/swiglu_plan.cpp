@@ -313,7 +313,7 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
     if (codes.scales.groups * codes.group_elements != columns) return false;
     plan->has_code_rows = !is_group_of_lanes(problem, kElements);
     if (plan->has_code_rows &&
-        (codes.scales.groups != 1 || vectors_per_row > kMaxSwigluCodeRowThreads * kVectorsOfCodeRow)) {
+        (codes.scales.groups != 1 || vectors_per_row > int64_t{kMaxSwigluCodeRowThreads} * kVectorsOfCodeRow)) {
       return false;
     }
   }

@@ -175,7 +175,7 @@ void encode_values(const float *values, int count, float factor, void *codes, in
 // Two values a byte, the first in its lower half.
 inline void encode_pairs(const float *values, int count, float factor, void *codes, int64_t stride) {
   uint8_t *const out = static_cast<uint8_t *>(codes);
-  for (int i = 0; i < count / 2; ++i) {
+  for (int64_t i = 0; i < count / 2; ++i) {
     const Float4E2M1 low = round_to<Float4E2M1>(multiply_rounded(values[2 * i], factor));
     const Float4E2M1 high = round_to<Float4E2M1>(multiply_rounded(values[2 * i + 1], factor));
     out[i * stride] = static_cast<uint8_t>(low.bits | high.bits << 4);
