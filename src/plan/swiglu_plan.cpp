@@ -260,11 +260,12 @@ rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, 
   return set_grid(function, problem.num_elements() / columns, plan);
 }
 
-// Whether lanes of a warp have a group of a written scale, two vectors each.
-bool is_group_of_lanes(const SwigluProblem &problem, int64_t vector_elements) {
-  for (int log2 = 0; log2 <= kWarpLanesLog2; ++log2) {
-    if (problem.codes.group_elements == 2 * vector_elements << log2) return true;
+// Finds log2 of the lanes that have a group of a written scale, two vectors each; false where a warp has too few.
+bool find_group_lanes(const SwigluProblem &problem, int64_t vector_elements, uint32_t *log2) {
+  for (*log2 = 0; *log2 <= kWarpLanesLog2; ++*log2) {
+    if (problem.codes.group_elements == 2 * vector_elements << *log2) return true;
   }
+  *log2 = 0;
   return false;
 }
 
@@ -311,7 +312,7 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   const int64_t vectors_per_row = columns / kElements;
   if (codes.scales.is_present()) {
     if (codes.scales.groups * codes.group_elements != columns) return false;
-    plan->has_code_rows = !is_group_of_lanes(problem, kElements);
+    plan->has_code_rows = !find_group_lanes(problem, kElements, &plan->group_lanes_log2);
     if (plan->has_code_rows &&
         (codes.scales.groups != 1 || vectors_per_row > int64_t{kMaxSwigluCodeRowThreads} * kVectorsOfCodeRow)) {
       return false;

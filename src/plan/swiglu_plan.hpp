@@ -33,6 +33,7 @@ struct SwigluPlan {
   bool is_matrix;
   bool is_flat;  // of matrices backward: the tensors are one row, short enough for kernels that know nothing else
   bool is_expert_matrix;
+  uint32_t group_lanes_log2;     // of matrices to codes: lanes of a group of a written scale
   bool has_code_rows;            // of matrices to codes: a block takes a row, which has one scale
   bool begins_last;              // SwigluMatrixShape's
   uint32_t rows_per_thread = 1;  // of matrices with biases or soft caps

@@ -29,7 +29,7 @@ constexpr int kStepShortResidentThreads = 1536;     // of instances with a norm 
 constexpr int kStepLongResidentThreads = 1536;      // with a norm and rotation: 85.0 us against 86.5 with 1280
 constexpr int kStepRowCodesResidentThreads = 1024;  // of kLongRows, whose threads hold all values of a unit
 // For long launches of heads that make codes: threads per block, and the threads that registers must suffice for.
-constexpr int kMaxStepCodesThreads = 128;
+constexpr int kMaxLongCodesThreads = 128;
 constexpr int kStepCodesResidentThreads = 1024;  // norm, rotation 107.4 us; with 896 108.8, with 1152 108.6
 constexpr int kStepScalesResidentThreads = 896;  // 126.0 us; with 640 149.5, with 768 128.6, with 1024 137.0
 constexpr int kStepAllCodesResidentThreads = 768;
@@ -196,7 +196,7 @@ constexpr StepTuning tuning_of_step() {
   tuning.max_few_vectors = 400;
   tuning.few_threads = 128;        // 310: 1.41 us against 1.48 with 256
   tuning.short_threads = 256;      // 1241: 2.35 us against 2.73 with 128
-  tuning.long_threads = 128;       // 88.7 us, with 256 90.2; at most kMaxStepCodesThreads
+  tuning.long_threads = 128;       // 88.7 us, with 256 90.2; at most kMaxLongCodesThreads
   tuning.long_angle_bytes = 4096;  // latent heads 83.4 us, 16384 96.1; with codes 421.4, 16384 452.0
   tuning.turns[0] = 2;             // 164.7 us, three times 165.6; codes 77.1, three times 75.5
   tuning.turns[1] = 3;             // 86.9 us, twice 87.9, four times 87.4; codes 100.3, four times 98.6

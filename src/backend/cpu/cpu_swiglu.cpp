@@ -107,7 +107,7 @@ void run_swiglu_task(void *context, int index) {
     }
   }
 #if defined(ROPE_X86_KERNELS)
-  // Without it whoever is told that the call is done might read what was there before.
+  // Without the fence another thread could learn that the call is done and still read the old values.
   if (job.is_streamed) _mm_sfence();
 #endif
 }

@@ -305,11 +305,8 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   params.rows_there_stride = problem.expert_rows_stride;
   params.form = form_in<float>(problem.form);
   params.codes = codes;
-  params.has_padding =
-      codes.has_tiles && (codes.padded_rows() != codes.rows || codes.padded_groups() != codes.scales.groups);
-  while (has_groups && codes.group_elements > int64_t{2} * plan.vector_elements << params.lanes_log2) {
-    ++params.lanes_log2;
-  }
+  params.has_padding = codes.has_padding();
+  params.lanes_log2 = plan.group_lanes_log2;
   const SwigluWork work = has_groups           ? kSwigluScaledCodeMatrix
                           : plan.has_code_rows ? kSwigluCodeRows
                                                : kSwigluCodeMatrix;

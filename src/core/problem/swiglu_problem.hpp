@@ -56,6 +56,10 @@ struct SwigluCodes {
   ROPE_HOST_DEVICE int64_t padded_rows() const { return (rows + 127) / 128 * 128; }
   ROPE_HOST_DEVICE int64_t padded_groups() const { return (int64_t{scales.groups} + 3) / 4 * 4; }
 
+  ROPE_HOST_DEVICE bool has_padding() const {
+    return has_tiles && (padded_rows() != rows || padded_groups() != scales.groups);
+  }
+
   // The scale of a group by the bits of its largest magnitude. `global` is for kE4M3.
   ROPE_HOST_DEVICE GroupScale scale_of(uint32_t magnitude, float global) const {
     if (magnitude < scales.floor) magnitude = scales.floor;
@@ -71,6 +75,16 @@ struct SwigluCodes {
     if (!has_tiles) return scales.store(offset, 0, static_cast<int>(group), bits);
     const int64_t tile = row / 128 * (padded_groups() / 4) + group / 4;
     scales.store(offset + tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4, 0, 0, bits);
+  }
+
+  // Clears what a group of the last row or the last one of a row has of the padding, in which the group's own scale is
+  // number 0: the numbers first, first + step, and so on.
+  ROPE_HOST_DEVICE void clear_padding(int64_t offset, int64_t row, int64_t group, int64_t first, int64_t step) const {
+    const int64_t num_rows = row == rows - 1 ? padded_rows() - row : 1;
+    const int64_t num_groups = group == scales.groups - 1 ? padded_groups() - group : 1;
+    for (int64_t i = first; i < num_rows * num_groups; i += step) {
+      store_scale(offset, row + i / num_groups, group + i % num_groups, 0);
+    }
   }
 };
 

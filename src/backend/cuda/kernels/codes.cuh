@@ -48,6 +48,17 @@ __device__ __forceinline__ uint32_t max_over_lanes(uint32_t number, uint32_t lan
   return number;
 }
 
+// The largest number of a block's threads, in each of them. The block has whole warps, and all threads take part.
+template <uint32_t kMaxThreads>
+__device__ __forceinline__ uint32_t max_over_block(uint32_t number) {
+  __shared__ uint32_t of_warps[kMaxThreads / 32];
+  number = max_over_lanes(number, 5);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = number;
+  __syncthreads();
+  for (uint32_t i = 0; i < blockDim.x / 32; ++i) number = of_warps[i] > number ? of_warps[i] : number;
+  return number;
+}
+
 // Most threads find that it is large enough, so that few wait for one another.
 __device__ __forceinline__ void raise_magnitude(uint32_t *amax, uint32_t magnitude) {
   if (magnitude > *static_cast<volatile uint32_t *>(amax)) atomicMax(amax, magnitude);

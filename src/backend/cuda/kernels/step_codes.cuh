@@ -74,8 +74,8 @@ constexpr int codes_resident_threads(StepCodes codes) {
 // norm, several position axes, a page table, codes of E5M2, what is rounded first, codes and words of one tensor, the
 // largest magnitude, and row factors.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, StepCodes kCodes, StepAngles kAngles>
-__global__ void __launch_bounds__(kMaxStepCodesThreads,
-                                  min_blocks_per_multiprocessor(codes_resident_threads(kCodes), kMaxStepCodesThreads))
+__global__ void __launch_bounds__(kMaxLongCodesThreads,
+                                  min_blocks_per_multiprocessor(codes_resident_threads(kCodes), kMaxLongCodesThreads))
     step_codes_kernel(const __grid_constant__ StepCodesParams<kCodes, kAngles> params) {
   constexpr bool kHasScales = kCodes != StepCodes::kStatic, kHasAll = kCodes == StepCodes::kAll;
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;

@@ -47,15 +47,6 @@ __device__ __forceinline__ void store_code_pairs(char *to, float factor, const f
   store_vector(to, codes);
 }
 
-// Clears the padding behind the last row and the last group of a matrix of scales in tiles, for the lane that stores the
-// scale of a group beside it.
-__device__ __forceinline__ void clear_padding(const SwigluCodes &codes, int64_t offset, int64_t row, int64_t group) {
-  const int64_t rows = row == codes.rows - 1 ? codes.padded_rows() - row : 1;
-  const int64_t groups = group == codes.scales.groups - 1 ? codes.padded_groups() - group : 1;
-  // The first is the group's own.
-  for (int64_t i = 1; i < rows * groups; ++i) codes.store_scale(offset, row + i / groups, group + i % groups, 0);
-}
-
 // Where a row of gate, up and out begins, and whether it exists.
 struct CodeRow {
   uint32_t expert;
@@ -86,7 +77,7 @@ struct CodeRow {
                                               uint32_t bits) const {
     const int64_t offset = expert * params.scales_stride.expert + row * params.scales_stride.row;
     if (is_there) params.codes.store_scale(offset, row, group, bits);
-    if (params.has_padding) clear_padding(params.codes, offset, row, group);
+    if (params.has_padding) params.codes.clear_padding(offset, row, group, 1, 1);
   }
 };
 
@@ -204,11 +195,7 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
     compute_values<T, IsPlain>(params, gates[i], ups[i], value[i]);
     if (vector_of(i) < params.vectors_per_row) largest = larger_magnitude_of(largest, value[i]);
   }
-  __shared__ uint32_t of_warps[kMaxSwigluCodeRowThreads / 32];
-  uint32_t magnitude = max_over_lanes(bits_of(largest), 5);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = magnitude;
-  __syncthreads();
-  for (uint32_t i = 0; i < blockDim.x / 32; ++i) magnitude = of_warps[i] > magnitude ? of_warps[i] : magnitude;
+  const uint32_t magnitude = max_over_block<kMaxSwigluCodeRowThreads>(bits_of(largest));
   const GroupScale scale = codes.scale_of(magnitude, given);
   if (threadIdx.x == 0) {
     row.store_scale(params, 0, true, scale.bits);

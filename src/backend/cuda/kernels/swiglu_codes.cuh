@@ -66,17 +66,6 @@ __device__ __forceinline__ float code_value(const SwigluCodesParams &params, con
   return params.codes.rounds_first ? to_float(round_to<T>(result[0][0])) : result[0][0];
 }
 
-// The largest number of a block's threads, in each of them.
-__device__ __forceinline__ uint32_t max_over_block(uint32_t number) {
-  __shared__ uint32_t of_warps[kSwigluThreads / 32];
-  number = max_over_lanes(number, 5);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = number;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kSwigluThreads / 32; ++i) number = of_warps[i] > number ? of_warps[i] : number;
-  return number;
-}
-
 // The scale that is given to a row; 1 where there is none.
 __device__ __forceinline__ float given_scale(const SwigluCodesParams &params, const ElementIndex &index,
                                              const SwigluRow &row) {
@@ -84,16 +73,6 @@ __device__ __forceinline__ float given_scale(const SwigluCodesParams &params, co
   if (codes.scale == nullptr) return 1;
   const int64_t expert = params.expert_rows == nullptr ? row.expert : index.offset(params.expert_index_stride);
   return reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
-}
-
-__device__ __forceinline__ void clear_padding_beside(const SwigluCodes &codes, int64_t offset, int64_t row,
-                                                     int64_t group) {
-  const int64_t rows = row == codes.rows - 1 ? codes.padded_rows() - row : 1;
-  const int64_t groups = group == codes.scales.groups - 1 ? codes.padded_groups() - group : 1;
-  // The first is the group's own.
-  for (int64_t i = 1 + threadIdx.x; i < rows * groups; i += kSwigluThreads) {
-    codes.store_scale(offset, row + i / groups, group + i % groups, 0);
-  }
 }
 
 template <typename T>
@@ -113,7 +92,7 @@ __global__ void __launch_bounds__(kSwigluThreads)
   const int64_t group = has_scales ? unit % codes.scales.groups : 0;
   const int64_t scale_offset = first.offset(params.scales_stride);
   const int64_t scale_row = codes.has_tiles ? first.offset(params.scale_row_stride) : 0;
-  if (codes.has_tiles) clear_padding_beside(codes, scale_offset, scale_row, group);
+  if (codes.has_padding()) codes.clear_padding(scale_offset, scale_row, group, 1 + threadIdx.x, kSwigluThreads);
   // A group has one row.
   if (has_scales && !rows.row_of(first).is_there) return;
   float factor = 1;
@@ -126,7 +105,7 @@ __global__ void __launch_bounds__(kSwigluThreads)
       const uint32_t of_value = bits_of(code_value<T>(params, index, row)) & 0x7fffffffu;
       magnitude = of_value > magnitude ? of_value : magnitude;
     }
-    magnitude = max_over_block(magnitude);
+    magnitude = max_over_block<kSwigluThreads>(magnitude);
     if (threadIdx.x == 0 && codes.amax != nullptr) {
       raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), magnitude);
     }
