@@ -15,6 +15,7 @@
 // They move what swiglu.cuh moves, besides the biases; with experts only of rows that exist.
 #pragma once
 
+#include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_scale.cuh"
 #include "backend/cuda/kernels/swiglu_activation.cuh"
@@ -220,11 +221,14 @@ class RowWalk {
 };
 
 // Blocks that registers must suffice for on a multiprocessor; 0: any number.
-template <typename Walk, bool IsBackward>
-constexpr int kResidentPartBlocks = Walk::kLooksUpRows ? (IsBackward ? 7 : kSwigluExpertBlocks) : 0;
+constexpr int min_part_blocks(bool looks_up_rows, bool is_backward) {
+  constexpr int kThreads = kSwigluThreads;
+  const int blocks = is_backward ? 7 : kSwigluExpertBlocks;
+  return looks_up_rows ? min_blocks_per_multiprocessor(blocks * kThreads, kThreads) : 0;
+}
 
 template <typename T, int V, bool IsBackward, typename Walk>
-__global__ void __launch_bounds__(kSwigluThreads, kResidentPartBlocks<Walk, IsBackward>)
+__global__ void __launch_bounds__(kSwigluThreads, min_part_blocks(Walk::kLooksUpRows, IsBackward))
     swiglu_expert_kernel(const __grid_constant__ SwigluExpertParams params) {
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
   begin_dependent_launch();
