@@ -14,6 +14,7 @@
 #include "plan/tuning.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
+#include "support/swiglu_call.hpp"
 #include "unit/fake_tensors.hpp"
 
 namespace {
@@ -107,7 +108,7 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
   } else {
     args.out = random->below(4) == 0 ? args.gate : tensor(3);
   }
-  return rope::make_swiglu_problem("swiglu_forward", dtype, kPlain, args, is_backward, problem) == ROPE_STATUS_SUCCESS;
+  return swiglu_call::make_problem("swiglu_forward", dtype, kPlain, args, is_backward, problem) == ROPE_STATUS_SUCCESS;
 }
 
 std::string describe(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
@@ -391,7 +392,7 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
   }
   rope::SwigluProblem problem;
   const rope_status_t status =
-      rope::make_swiglu_problem("swiglu_forward", dtype, options.form, args, is_backward, &problem);
+      swiglu_call::make_problem("swiglu_forward", dtype, options.form, args, is_backward, &problem);
   INFO(rope::last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   return problem;
@@ -623,7 +624,7 @@ rope::SwigluPlan planned(const Interleaved &scene, const swiglu_args_t &args,
                          const rope::DeviceInfo &device = kDevices[2]) {
   rope::SwigluProblem problem;
   const rope_status_t made =
-      rope::make_swiglu_problem("swiglu_forward", scene.dtype, kPlain, args, scene.is_backward, &problem);
+      swiglu_call::make_problem("swiglu_forward", scene.dtype, kPlain, args, scene.is_backward, &problem);
   INFO(rope::last_error());
   REQUIRE(made == ROPE_STATUS_SUCCESS);
   rope::SwigluPlan plan;
@@ -785,7 +786,7 @@ TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swigl
   args.row_scale = fake_tensor(region(1), ROPE_DTYPE_F32, {int64_t{1} << 50}, {0});
   args.grad_row_scale = compact_tensor(region(2), ROPE_DTYPE_F32, {int64_t{1} << 50});
   rope::SwigluProblem problem;
-  REQUIRE(rope::make_swiglu_problem("swiglu_backward", ROPE_DTYPE_F64, kPlain, args, true, &problem) ==
+  REQUIRE(swiglu_call::make_problem("swiglu_backward", ROPE_DTYPE_F64, kPlain, args, true, &problem) ==
           ROPE_STATUS_SUCCESS);
   REQUIRE(rope::plan_swiglu("swiglu_backward", problem, device, &plan) == ROPE_STATUS_SUCCESS);
   CHECK(plan.num_tasks == 16);
@@ -793,16 +794,16 @@ TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swigl
 
 TEST_CASE("bytes that a call of SwiGLU moves", "[swiglu plan]") {
   rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {3, 5}, false);
-  CHECK(rope::moved_bytes(problem) == 3 * 3 * 5 * 2);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == 3 * 3 * 5 * 2);
   problem = compact_problem(ROPE_DTYPE_F64, {3, 5}, true);
-  CHECK(rope::moved_bytes(problem) == 5 * 3 * 5 * 8);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == 5 * 3 * 5 * 8);
   problem.out[rope::kRecomputedOut] = problem.out[rope::kGradUp];
-  CHECK(rope::moved_bytes(problem) == 6 * 3 * 5 * 8);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == 6 * 3 * 5 * 8);
   problem.out[rope::kGradUp] = problem.out[rope::kGradGate] = nullptr;
-  CHECK(rope::moved_bytes(problem) == 4 * 3 * 5 * 8);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == 4 * 3 * 5 * 8);
   problem.ndim = 1;
   problem.shape[0] = int64_t{1} << 58;
-  CHECK(rope::moved_bytes(problem) == INT64_MAX);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == INT64_MAX);
 }
 
 namespace {
@@ -814,7 +815,7 @@ std::string explain(const rope::SwigluProblem &problem, const rope::DeviceInfo &
   }
   char text[512];
   std::memset(text, '#', sizeof text);
-  rope::explain_swiglu(problem, plan, device, text, sizeof text);
+  rope::explain_swiglu(swiglu_call::call_of(problem), swiglu_call::plan_of(plan), device, text, sizeof text);
   REQUIRE(std::memchr(text, 0, 256) != nullptr);  // what the header promises
   return text;
 }
@@ -859,7 +860,7 @@ TEST_CASE("a plan of SwiGLU in words", "[swiglu plan][explain]") {
   scene.is_backward = true;
   for (const bool are_gradients_interleaved : {false, true}) {
     scene.are_gradients_interleaved = are_gradients_interleaved;
-    REQUIRE(rope::make_swiglu_problem("swiglu_explain", scene.dtype, kPlain, scene.args(), true, &problem) ==
+    REQUIRE(swiglu_call::make_problem("swiglu_explain", scene.dtype, kPlain, scene.args(), true, &problem) ==
             ROPE_STATUS_SUCCESS);
     CHECK(explain(problem, gpu) ==
           "swiglu BF16 backward on CUDA: alternating kernel, vectors of 16 bytes, grid 46080 x 1 of 128 threads, "
