@@ -2872,61 +2872,77 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
       {"column.scale_layout above the last", unsupported, "column.scale_layout", "2",
        [](R &r) { r.columns().scale_layout = 2; }},
       {"column.reserved0", unsupported, "column.reserved0", "7", [](R &r) { r.columns().reserved0 = 7; }},
-      {"words by column", unsupported, "column.", "F32", [](R &r) { r.columns(), r.column_out() = r.tensor({3, 5}); }},
-      {"4 bits by column", unsupported, "column.", "F4_E2M1X2",
+      {"words by column", unsupported, "column.out", "F32", [](R &r) { r.columns(), r.column_out() = r.tensor({3, 5}); },
+       Where::Forward},
+      {"4 bits by column", unsupported, "column.out", "F4_E2M1X2",
        [](R &r) {
          r.columns();
          r.column_out() = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 5});
-       }},
-      {"an output by column of another shape", invalid, "column.", "4",
+       },
+       Where::Forward},
+      {"an output by column of another shape", invalid, "column.out", "4",
        [](R &r) {
          r.columns();
          r.column_out() = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 4});
-       }},
-      {"an output by column without data", invalid, "column.", "NULL",
-       [](R &r) { r.columns(), r.column_out().data = nullptr; }},
-      {"an output by column with unknown flags", unsupported, "column.", "0x2",
-       [](R &r) { r.columns(), r.column_out().flags = 2; }},
+       },
+       Where::Forward},
+      {"an output by column without data", invalid, "column.out", "NULL",
+       [](R &r) { r.columns(), r.column_out().data = nullptr; },
+       Where::Forward},
+      {"an output by column with unknown flags", unsupported, "column.out", "0x2",
+       [](R &r) { r.columns(), r.column_out().flags = 2; },
+       Where::Forward},
       {"column.grad_gate forward", invalid, "column.grad_gate", "swiglu_backward",
        [](R &r) { r.columns().grad_gate = r.column.now.out; }, Where::Forward},
       {"column.out backward", invalid, "column.out", "swiglu_forward",
        [](R &r) { r.columns().out = r.column.now.grad_gate; }, Where::Backward},
-      {"scales by column without an output", invalid, "scales_out", "column.",
-       [](R &r) { r.columns(), r.column_out() = {}; }},
-      {"scales by column of BF16", invalid, "scales_out", "BF16",
+      {"scales by column without an output", invalid, "column.scales_out", "neither",
+       [](R &r) { r.columns(), r.column_out() = {}; },
+       Where::Forward},
+      {"scales by column of BF16", invalid, "column.scales_out", "BF16",
        [](R &r) {
          r.columns();
          r.column_scales() = r.workspace.tensor(ROPE_DTYPE_BF16, {1, 5});
-       }},
-      {"scales by column of F8_E4M3", unsupported, "scales_out", "F8_E4M3",
+       },
+       Where::Forward},
+      {"scales by column of F8_E4M3", unsupported, "column.scales_out", "F8_E4M3",
        [](R &r) {
          r.columns();
          r.column_scales() = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {1, 5});
-       }},
-      {"scales by column of groups that do not divide", invalid, "scales_out", "[2, 5]",
-       [](R &r) { r.columns(), r.column_scales() = r.tensor({2, 5}); }},
-      {"scales by column of groups without a row", invalid, "scales_out", "[6, 5]",
-       [](R &r) { r.columns(), r.column_scales() = r.tensor({6, 5}); }},
-      {"scales by column of other channels", invalid, "scales_out", "[1, 4]",
-       [](R &r) { r.columns(), r.column_scales() = r.tensor({1, 4}); }},
-      {"scales by column of rank 1", invalid, "scales_out", "[5]",
-       [](R &r) { r.columns(), r.column_scales() = r.tensor({5}); }},
-      {"scales by column without data", invalid, "scales_out", "NULL",
-       [](R &r) { r.columns(), r.column_scales().data = nullptr; }},
-      {"scales by column that repeat", invalid, "scales_out", "",
+       },
+       Where::Forward},
+      {"scales by column of groups that do not divide", invalid, "column.scales_out", "[2, 5]",
+       [](R &r) { r.columns(), r.column_scales() = r.tensor({2, 5}); },
+       Where::Forward},
+      {"scales by column of groups without a row", invalid, "column.scales_out", "[6, 5]",
+       [](R &r) { r.columns(), r.column_scales() = r.tensor({6, 5}); },
+       Where::Forward},
+      {"scales by column of other channels", invalid, "column.scales_out", "[1, 4]",
+       [](R &r) { r.columns(), r.column_scales() = r.tensor({1, 4}); },
+       Where::Forward},
+      {"scales by column of rank 1", invalid, "column.scales_out", "[5]",
+       [](R &r) { r.columns(), r.column_scales() = r.tensor({5}); },
+       Where::Forward},
+      {"scales by column without data", invalid, "column.scales_out", "NULL",
+       [](R &r) { r.columns(), r.column_scales().data = nullptr; },
+       Where::Forward},
+      {"scales by column that repeat", invalid, "column.scales_out", "",
        [](R &r) {
          r.columns();
          rope_tensor_t &scales = r.column_scales();
          scales.flags = ROPE_TENSOR_STRIDED;
          scales.stride[1] = 0;
-       }},
-      {"scales by column in tiles of F32", invalid, "scales_out", "F32",
-       [](R &r) { r.columns().scale_layout = SWIGLU_SCALE_LAYOUT_128X4; }},
-      {"scales by column in tiles of three rows", invalid, "scales_out", "[128, 4]",
+       },
+       Where::Forward},
+      {"scales by column in tiles of F32", invalid, "column.scales_out", "F32",
+       [](R &r) { r.columns().scale_layout = SWIGLU_SCALE_LAYOUT_128X4; },
+       Where::Forward},
+      {"scales by column in tiles of three rows", invalid, "column.scales_out", "[128, 4]",
        [](R &r) {
          r.columns().scale_layout = SWIGLU_SCALE_LAYOUT_128X4;
          r.column_scales() = r.workspace.tensor(ROPE_DTYPE_F8_E8M0, {128, 4});
-       }},
+       },
+       Where::Forward},
       {"column.amax_out of F64", invalid, "column.amax_out", "F64",
        [](R &r) { r.columns().amax_out = r.workspace.tensor(ROPE_DTYPE_F64, {1}); }},
       {"column.amax_out of two", invalid, "column.amax_out", "[2]",
@@ -2936,19 +2952,22 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.columns().amax_out = r.tensor({1});
          r.column_out() = r.column_scales() = {};
        }},
-      {"an output by column over gate", invalid, "column.", "gate",
-       [](R &r) { r.columns(), r.column_out().data = r.args.gate.data; }},
-      {"an output by column over that by row", invalid, "column.", "disjoint",
+      {"an output by column over gate", invalid, "column.out", "gate",
+       [](R &r) { r.columns(), r.column_out().data = r.args.gate.data; },
+       Where::Forward},
+      {"an output by column over that by row", invalid, "column.out", "disjoint",
        [](R &r) {
          r.columns();
          r.output() = r.column_out();
-       }},
-      {"scales by column over their output", invalid, "scales_out", "disjoint",
+       },
+       Where::Forward},
+      {"scales by column over their output", invalid, "column.scales_out", "disjoint",
        [](R &r) {
          r.columns();
          r.column_scales() = r.workspace.tensor(ROPE_DTYPE_F8_E8M0, {1, 5});
          r.column_scales().data = r.column_out().data;
-       }},
+       },
+       Where::Forward},
       {"words in place beside codes by column", invalid, "gate", "disjoint",
        [](R &r) {
          r.columns();
@@ -2958,15 +2977,6 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
        [](R &r) {
          r.columns();
          r.quants().scale = r.tensor({1});
-       }},
-      {"codes by column of F64", unsupported, "column.", "F8_E4M3",
-       [](R &r) {
-         r.columns();
-         r.config.dtype = ROPE_DTYPE_F64;
-         for (rope_tensor_t *each :
-              {&r.args.gate, &r.args.up, &r.args.out, &r.args.grad_out, &r.args.grad_gate, &r.args.grad_up}) {
-           if (each->ndim != 0) *each = r.workspace.tensor(ROPE_DTYPE_F64, {3, 5});
-         }
        }},
       {"quant.flags unknown", unsupported, "quant.flags", "0x4", [](R &r) { r.codes().flags = 4; }, Where::Forward},
       {"powers of two without scales", invalid, "quant.flags", "0x2",
@@ -3272,11 +3282,6 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.args.out = r.workspace.tensor(ROPE_DTYPE_F8_E5M2, {4, 5});
        },
        Where::Forward},
-      {"a gradient of 8 bits", unsupported, "grad_gate", "F8_E4M3",
-       [](R &r) {
-         r.args.grad_gate = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
-       },
-       Where::Backward},
       {"gate of 8 bits", invalid, "gate", "F8_E4M3",
        [](R &r) {
          r.args.gate = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
@@ -3417,6 +3422,16 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
        },
        Where::Backward},
   };
+  // Backward, the gradient of gate is the output by column.
+  const size_t count = misuses.size();
+  for (size_t i = 0; i < count; ++i) {
+    SwigluMisuse backward = misuses[i];
+    const bool is_scales = std::string(backward.field) == "column.scales_out";
+    if (backward.where != Where::Forward || (!is_scales && std::string(backward.field) != "column.out")) continue;
+    backward.field = is_scales ? "column.grad_gate_scales_out" : "column.grad_gate";
+    backward.where = Where::Backward;
+    misuses.push_back(backward);
+  }
   misuses.push_back({"a stream on the CPU", invalid, "stream", "",
                      [](R &r) { r.stream = reinterpret_cast<rope_stream_t>(static_cast<uintptr_t>(16)); }});
   misuses.back().cpu_only = true;
@@ -3462,7 +3477,7 @@ TEST_CASE("the misuses have names of their own, and are many", "[errors]") {
     std::set<std::string> titles;
     for (const auto &misuse : misuses) {
       INFO(table << ": " << misuse.title);
-      CHECK(titles.insert(misuse.title).second);
+      CHECK(titles.insert(std::string(misuse.title) + ": " + misuse.field).second);
       CHECK(misuse.field[0] != '\0');
     }
     count += titles.size();
@@ -3473,7 +3488,7 @@ TEST_CASE("the misuses have names of their own, and are many", "[errors]") {
   add("swiglu_desc_create", misused_swiglu_configs());
   add("swiglu_forward and swiglu_backward", misused_swiglu_args());
   INFO(count << " misuses by name");
-  CHECK(count >= 690);
+  CHECK(count >= 770);
 }
 
 TEST_CASE("misused SwiGLU configs", "[errors]") {

@@ -732,8 +732,15 @@ TEST_CASE("SwiGLU makes no codes of F64", "[swiglu][codes][errors]") {
     const SwigluDesc desc = create(config);
     CHECK(swiglu_forward(desc.get(), &args, nullptr) == ROPE_STATUS_NOT_SUPPORTED);
     CHECK(std::string(rope_last_error()) ==
-          "swiglu_forward: out.dtype is F8_E4M3: this version writes 8 bits in swiglu_forward only, from F32, F16 or "
-          "BF16");
+          "swiglu_forward: out.dtype is F8_E4M3: this version writes 8 bits from F32, F16 or BF16, and in "
+          "swiglu_backward only of grad_gate and grad_up");
+    swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+    column.out = args.out;
+    args.out = {};
+    args.column = &column;
+    CHECK(swiglu_forward(desc.get(), &args, nullptr) == ROPE_STATUS_NOT_SUPPORTED);
+    CHECK(std::string(rope_last_error()) ==
+          "swiglu_forward: column.out.dtype is F8_E4M3: this version writes 8 bits from F32, F16 or BF16 only");
     std::string where;
     CHECK(workspace.untouched_elsewhere(&where));
   }
