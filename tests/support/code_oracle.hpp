@@ -108,7 +108,7 @@ inline uint32_t bits_at(const rope_tensor_t &tensor, const Index &at) {
 inline int steps_between(rope_dtype_t dtype, uint8_t a, uint8_t b) {
   const int sign = dtype == ROPE_DTYPE_F4_E2M1X2 ? 8 : 128;
   const auto place = [&](uint8_t code) { return (code & sign) != 0 ? sign - code : int{code}; };
-  // Of a magnitude that may have vanished the sign still counts.
+  // The sign counts even where the magnitude may have vanished.
   return place(a) == place(b) && a != b ? 1 : std::abs(place(a) - place(b));
 }
 
