@@ -1023,8 +1023,8 @@ def swiglu(
     out_dtype: torch.float8_e4m3fn or torch.float8_e5m2, or torch.float4_e2m1fn_x2 with half as many elements: the
                result is codes. None: the dtype of gate
     quant:     a librope.SwigluQuant: scales of codes. Without it codes are not scaled
-    group_size: channels of the last axis that share a scale. It divides the axis; all channels give a scale of each row. The
-               result is (codes, scales), new scales [.., d / group_size] of scale_dtype, torch.float32,
+    group_size: channels of the last axis that share a scale. It divides the axis; all channels give a scale per row.
+               The result is (codes, scales), new scales [.., d / group_size] of scale_dtype, torch.float32,
                torch.float8_e8m0fnu (MXFP8 and MXFP4: 32 channels), or with 4 bits torch.float8_e4m3fn (NVFP4: 16), or
                with quant's scale_layout of "128x4" their tiles. None: no new scales; quant has those that are given
 
