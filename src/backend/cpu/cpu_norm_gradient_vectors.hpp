@@ -3,14 +3,13 @@
 // For RMS norms of heads before the rotation, a slice of heads goes through each of four passes before the next slice:
 //
 //   input of forward           sums of its squares, which give the inverse norms
-//   gradients, and the input   gradients are turned, added to sums for the weight, weighed, and multiplied by normed input
+//   gradients, and the input   gradients, turned and weighed; sums for the weight; products with the normed input
 //   those products             their sums
 //   weighed gradients          the results, from these, the sums and the input
 //
 // Weighed gradients and products are floats in the first cache, in the order of the loops' vectors: heads of BFloat16
 // in words have even channels before odd ones. For other norms both the gradients and the input of forward become
-// floats first. The gradients are turned if the
-// norm is before the rotation, the input if it is behind (FloatHeads).
+// floats first. The gradients are turned if the norm is before the rotation, the input if it is behind (FloatHeads).
 //
 // The file is in an unnamed namespace; cpu_loops.hpp explains this. norm.hpp has the formulas.
 #pragma once
