@@ -183,7 +183,8 @@ void step_to_block(const StepRun<float> &run, const HeadSlice<T> &slice, const H
   norm_and_turn<T, U>(run, slice, to, is_window_alone, numbers);
 }
 
-// This overload writes codes. If only windows change, the channels outside them become codes directly from the input.
+// Norms, turns and multiplies, and writes the results as codes of U, a type of 8 bits. If only windows change, the
+// channels outside them become codes directly from the input.
 template <typename T, typename U>
 void step_to_codes(const StepRun<float> &run, const StepTarget &target, const HeadSlice<T> &slice, const HeadBlock &to,
                    StepNumbers<T> *numbers) {

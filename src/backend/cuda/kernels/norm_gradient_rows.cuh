@@ -514,6 +514,7 @@ class GradientRun {
     Values x(*shared_.vector(Shared::kRead), *shared_.vector(Shared::kRead + 1));
     keep_values(&gradient);
     keep_values(&x);
+    // This token's vectors are in registers, so the next one's arrive while it is computed.
     load(token + 1);
     const bool has_factor = params_.has_factors && of_norm_.factor.data != nullptr;
     if (has_factor) {

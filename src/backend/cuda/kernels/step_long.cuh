@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     low = load_vector<Vector<T, V>>(in);
     high = load_vector<Vector<T, V>>(in + params.to_high);
   };
+  // The first vectors arrive while the block computes its angles.
   if (is_active) load();
 
   const uint32_t tokens = rows * turns;

@@ -268,8 +268,8 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm, HasCodes),
       normalise_at(mine.place.low + mine.place.to_high, y);
     };
     if constexpr (HasCodes) {
-      // The loop makes the norm appear once in the code, before or after the rotation. Without codes this takes 8 to 15
-      // % longer.
+      // The loop makes the norm appear once in the code, before or after the rotation. In instances without codes it
+      // would take 8 to 15 % longer.
 #pragma unroll 1
       for (bool is_behind = false;; is_behind = true) {
         if (params.has_norm && is_behind == params.is_after) norm();

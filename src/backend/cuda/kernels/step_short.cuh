@@ -94,10 +94,12 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
       increment[i] = (through_memory(params.increments) + sharer)[i * kLanes];
     }
   }
+  // The wait depends on all addresses, so that the compiler computes them before it.
   wait_for_previous_launch_with(unused_bits(in) | unused_bits(out) | unused_bits(position_address) |
                                 unused_bits(slot_address) | unused_bits(weight) | unused_bits(cache) |
                                 (HasCodes ? unused_bits(scale_address) : 0));
 
+  // All loads begin before the first result is needed, so that their latencies overlap.
   LoadedInteger position = {token & params.implicit_mask, 0}, slot = kNoSlot;
   if (kIsTurned && has_pair && params.has_positions) {
     position = load_step_integer(position_address, params.has_wide_positions);
@@ -150,6 +152,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
     inverse = inverse_norm(params.norm, sum);
   }
   if constexpr (kIsTurned && IsWarp) __syncwarp();
+  // The barrier also tells every thread whether the token is lost.
   if constexpr (kIsTurned && !IsWarp) is_lost = __syncthreads_or(is_lost) != 0;
   if (!is_active) return;
   const bool is_changed = (tensor.flags & kIsChanged) != 0;
