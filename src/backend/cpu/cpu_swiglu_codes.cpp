@@ -1,4 +1,4 @@
-// cpu_swiglu_codes.cpp - an output of SwiGLU of 8 or 4 bits: values become floats, chunk by chunk, and these codes
+// cpu_swiglu_codes.cpp - an output of SwiGLU of 8 or 4 bits: computes floats chunk by chunk and turns them into codes
 #include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cpu/cpu_swiglu_walk.hpp"
 #include "backend/cpu/raise_amax.hpp"
@@ -12,25 +12,25 @@ namespace {
 
 constexpr int kMaxChunk = 2048;       // values
 constexpr int kMaxBlock = 8192;       // values of a group of rows and several columns
-constexpr int kMinBlockColumns = 64;  // of such a group
+constexpr int kMinBlockColumns = 64;  // columns of such a group
 constexpr int kMaxBlockColumns = 512;
 
 struct CodesJob {
   const SwigluProblem *problem;
   int num_tasks;
-  int64_t num_elements;  // with experts those of rows that exist
+  int64_t num_elements;  // with experts, the elements of rows that exist
 };
 
 // Elements side by side along the last axis.
 struct Piece {
-  int64_t place;  // of the first one among all elements
+  int64_t place;  // place of the first one among all elements
   int64_t row;
   int64_t column;
   int count;
   SwigluRow gate_row;
 };
 
-// Gate's rows in groups, and its columns, which follow each other within the last axis, in parts.
+// Cuts gate's rows into groups and its columns into parts. The columns of a part are neighbours along the last axis.
 struct BlockGrid {
   struct Block {
     int64_t expert;
@@ -71,7 +71,7 @@ struct BlockGrid {
   int64_t width, blocks_of_run;
 };
 
-// A part of the elements on their way to codes.
+// Computes a part of the elements and writes their codes and scales.
 class CodesWalk {
  public:
   explicit CodesWalk(const CodesJob &job)
@@ -101,7 +101,7 @@ class CodesWalk {
     if (codes_.amax != nullptr) raise_amax(codes_.amax, amax_);
   }
 
-  // Blocks of a group of rows and some columns.
+  // Processes blocks. Each is a group of rows and some columns.
   void run_blocks(const BlockGrid &grid, Range blocks) {
     for (int64_t block = blocks.begin; block < blocks.end; ++block) scale_block(grid, block);
     if (codes_.amax != nullptr) raise_amax(codes_.amax, amax_);
@@ -159,7 +159,8 @@ class CodesWalk {
     kernels_.encode[type](values, piece.count, factor, out, stride[problem_.ndim - 1]);
   }
 
-  // A group that no buffer holds is computed twice, once for its largest magnitude. Its elements are of one row.
+  // Writes the scale and the codes of a group within one row. A group of more than one piece is computed twice: first
+  // for its largest magnitude, then for its codes.
   void scale_group(int64_t begin) {
     const int64_t end = begin + codes_.group_elements;
     const Piece first = piece_at(begin, end);
@@ -193,7 +194,7 @@ class CodesWalk {
                        scale.bits);
   }
 
-  // The part of a row of gate that a block has. Its place counts all rows, of experts one after another.
+  // Returns the part of one of gate's rows that is in a block. Its place counts the rows of all experts.
   Piece piece_of(const BlockGrid &grid, const BlockGrid::Block &block, int64_t row) {
     Piece piece;
     piece.place = (block.expert * grid.rows + row) * grid.columns + block.column;
@@ -205,7 +206,8 @@ class CodesWalk {
     return piece;
   }
 
-  // Values that the buffer cannot hold are computed twice, once for the largest magnitudes of the columns.
+  // Writes the scales and codes of a block. A block that is larger than the buffer is computed twice: first for the
+  // largest magnitudes of its columns, then for its codes.
   void scale_block(const BlockGrid &grid, int64_t number) {
     const BlockGrid::Block block = grid.block(number);
     const int64_t begin = block.group * codes_.group_elements;
@@ -261,7 +263,7 @@ class CodesWalk {
   };
 };
 
-// Neither groups nor pairs are parted.
+// A group or a pair belongs to one task.
 void run_codes_task(void *context, int index) {
   const CodesJob &job = *static_cast<const CodesJob *>(context);
   const SwigluCodes &codes = job.problem->codes;
