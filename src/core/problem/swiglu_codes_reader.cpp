@@ -339,7 +339,8 @@ rope_status_t SwigluCodesReader::read_row_tiles(const char *field, const View &v
   constexpr int64_t kGroup = 32;
   const View &gate = this->gate().view;
   ROPE_TRY(check_tile_type(field, view, *codes));
-  // The product may overflow only if gate repeats elements. An output may not repeat any, so such calls fail elsewhere.
+  // The product of 64 bits overflows only if gate repeats elements. An output may not repeat any, so such calls fail
+  // elsewhere.
   uint64_t channels = 1;
   for (int axis = row_axis + 1; axis < gate.ndim; ++axis) channels *= static_cast<uint64_t>(gate.shape[axis]);
   const int64_t rows = gate.shape[row_axis], groups = rows / kGroup;
