@@ -163,20 +163,43 @@ impl<'a> Input<'a> {
     }
 }
 
+/// What the groups of scales have in common.
+macro_rules! groups_of_scales {
+    ($($group:ident)*) => {$(
+        // SAFETY: views, which may be sent.
+        unsafe impl Send for $group<'_> {}
+
+        impl Default for $group<'_> {
+            fn default() -> Self {
+                $group::new()
+            }
+        }
+
+        impl $group<'_> {
+            /// Of written scales: the least that a largest magnitude is taken for. Not given: 1e-10 for `f32`, else
+            /// none.
+            pub fn scale_floor(mut self, floor: f64) -> Self {
+                self.raw.scale_floor = floor;
+                self
+            }
+
+            /// Written scales of `f32` are rounded up to powers of two, as those of [`F8E8m0`](crate::F8E8m0) always
+            /// are.
+            pub fn power_of_two(mut self) -> Self {
+                self.raw.flags |= sys::ROPE_QUANT_FLAG_POWER_OF_TWO;
+                self
+            }
+        }
+    )*};
+}
+
+groups_of_scales!(Quant SwigluQuant SwigluColumn);
+
 /// Scales of outputs and caches of 8 bits, whose codes are x / scale; `rope_quant_args_t`.
 #[derive(Debug)]
 pub struct Quant<'a> {
     pub(crate) raw: sys::rope_quant_args_t,
     memory: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: views, which may be sent.
-unsafe impl Send for Quant<'_> {}
-
-impl Default for Quant<'_> {
-    fn default() -> Self {
-        Quant::new()
-    }
 }
 
 impl<'a> Quant<'a> {
@@ -237,18 +260,6 @@ impl<'a> Quant<'a> {
         self
     }
 
-    /// Of written scales: the least that a largest magnitude is taken for. Not given: 1e-10 for `f32`, else none.
-    pub fn scale_floor(mut self, floor: f64) -> Self {
-        self.raw.scale_floor = floor;
-        self
-    }
-
-    /// Written scales of `f32` are rounded up to powers of two, as those of [`F8E8m0`](crate::F8E8m0) always are.
-    pub fn power_of_two(mut self) -> Self {
-        self.raw.flags |= sys::ROPE_QUANT_FLAG_POWER_OF_TWO;
-        self
-    }
-
     /// Three `f32`, of q, k and v, which calls raise to the largest magnitude of what they scale.
     pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
         self.raw.amax_out = amax.raw;
@@ -262,20 +273,11 @@ impl<'a> Quant<'a> {
     }
 }
 
-/// Scales of SwiGLU's output of 8 bits, whose codes are x / scale; `swiglu_quant_args_t`.
+/// Scales of SwiGLU's output and gradients of 8 bits, whose codes are x / scale; `swiglu_quant_args_t`.
 #[derive(Debug)]
 pub struct SwigluQuant<'a> {
     pub(crate) raw: sys::swiglu_quant_args_t,
     memory: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: views, which may be sent.
-unsafe impl Send for SwigluQuant<'_> {}
-
-impl Default for SwigluQuant<'_> {
-    fn default() -> Self {
-        SwigluQuant::new()
-    }
 }
 
 impl<'a> SwigluQuant<'a> {
@@ -289,6 +291,8 @@ impl<'a> SwigluQuant<'a> {
             amax_out: ABSENT,
             scale_layout: 0,
             reserved0: 0,
+            grad_gate_scales_out: ABSENT,
+            grad_up_scales_out: ABSENT,
         };
         SwigluQuant { raw, memory: PhantomData }
     }
@@ -307,21 +311,20 @@ impl<'a> SwigluQuant<'a> {
         self
     }
 
+    /// Backward: those of a gradient of gate of 8 bits.
+    pub fn grad_gate_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.grad_gate_scales_out = scales.raw;
+        self
+    }
+
+    pub fn grad_up_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.grad_up_scales_out = scales.raw;
+        self
+    }
+
     /// Where written scales lie. Not given: by their strides.
     pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
         self.raw.scale_layout = layout as i32;
-        self
-    }
-
-    /// The least that a largest magnitude is taken for, with written scales. Not given: 1e-10 for `f32`, else none.
-    pub fn scale_floor(mut self, floor: f64) -> Self {
-        self.raw.scale_floor = floor;
-        self
-    }
-
-    /// Written scales of `f32` are rounded up to powers of two, as those of [`F8E8m0`](crate::F8E8m0) always are.
-    pub fn power_of_two(mut self) -> Self {
-        self.raw.flags |= sys::ROPE_QUANT_FLAG_POWER_OF_TWO;
         self
     }
 
@@ -334,6 +337,80 @@ impl<'a> SwigluQuant<'a> {
     /// Codes are x * scale (TransformerEngine); not of written scales.
     pub fn scale_multiplies(mut self) -> Self {
         self.raw.flags |= sys::ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+        self
+    }
+}
+
+/// SwiGLU's outputs once more as codes of 8 bits, with scales of groups of neighbouring rows; `swiglu_column_args_t`.
+#[derive(Debug)]
+pub struct SwigluColumn<'a> {
+    pub(crate) raw: sys::swiglu_column_args_t,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> SwigluColumn<'a> {
+    pub fn new() -> Self {
+        let raw = sys::swiglu_column_args_t {
+            struct_size: size_of::<sys::swiglu_column_args_t>() as u32,
+            flags: 0,
+            scale_floor: 0.0,
+            scale_layout: 0,
+            reserved0: 0,
+            amax_out: ABSENT,
+            out: ABSENT,
+            grad_gate: ABSENT,
+            grad_up: ABSENT,
+            scales_out: ABSENT,
+            grad_gate_scales_out: ABSENT,
+            grad_up_scales_out: ABSENT,
+        };
+        SwigluColumn { raw, memory: PhantomData }
+    }
+
+    /// Forward: the output, of gate's shape.
+    pub fn out(mut self, codes: ViewMut<'a>) -> Self {
+        self.raw.out = codes.raw;
+        self
+    }
+
+    /// Written, in `f32` or [`F8E8m0`](crate::F8E8m0): gate's shape with G in the place of the rows, which are the
+    /// first axis, with experts the second one. Not given: the codes have the scale of [`SwigluQuant::scale`].
+    pub fn scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.scales_out = scales.raw;
+        self
+    }
+
+    /// Backward: the gradient of gate.
+    pub fn grad_gate(mut self, codes: ViewMut<'a>) -> Self {
+        self.raw.grad_gate = codes.raw;
+        self
+    }
+
+    pub fn grad_gate_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.grad_gate_scales_out = scales.raw;
+        self
+    }
+
+    /// Backward: the gradient of up.
+    pub fn grad_up(mut self, codes: ViewMut<'a>) -> Self {
+        self.raw.grad_up = codes.raw;
+        self
+    }
+
+    pub fn grad_up_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.grad_up_scales_out = scales.raw;
+        self
+    }
+
+    /// Where written scales lie. Not given: by their strides.
+    pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
+        self.raw.scale_layout = layout as i32;
+        self
+    }
+
+    /// One `f32`, which calls raise to the largest magnitude of what becomes codes here.
+    pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
+        self.raw.amax_out = amax.raw;
         self
     }
 }
