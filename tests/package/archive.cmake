@@ -1,7 +1,9 @@
-# cmake … -P archive.cmake: a compiler can use the unpacked TGZ from any folder.
+# cmake … -P archive.cmake: a compiler can use the unpacked TGZ from any folder; with SOURCE_DATE_EPOCH, packing again
+# gives the same bytes.
 
 cmake_minimum_required(VERSION 3.22)
 
+set(ENV{SOURCE_DATE_EPOCH} 1700000000)
 file(REMOVE_RECURSE "${WORK}")
 execute_process(COMMAND "${CPACK}" --config "${BUILD}/CPackConfig.cmake" -G TGZ -B "${WORK}"
   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
@@ -17,3 +19,12 @@ execute_process(
           "-Wl,-rpath,${root}/${LIBDIR}" -o "${WORK}/program"
   COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND "${WORK}/program" COMMAND_ERROR_IS_FATAL ANY)
+
+execute_process(COMMAND "${CPACK}" --config "${BUILD}/CPackConfig.cmake" -G TGZ -B "${WORK}/again"
+  OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
+file(GLOB again "${WORK}/again/*.tar.gz")
+file(SHA256 "${archives}" first)
+file(SHA256 "${again}" second)
+if(NOT first STREQUAL second)
+  message(SEND_ERROR "${archives} and ${again} differ")
+endif()

@@ -23,6 +23,15 @@ set(expected
   share/doc/rope/LICENSE)
 file(GLOB_RECURSE found LIST_DIRECTORIES false RELATIVE "${MOVED}" "${MOVED}/*")
 list(FILTER found EXCLUDE REGEX "cmake/rope/rope(Shared|Static)Targets-[a-z]+\\.cmake$") # one for each build type
+if(DOCS)
+  foreach(file IN ITEMS share/doc/rope/html/index.html share/doc/rope/html/rope_8h.html share/man/man3/rope.h.3
+                        share/man/man3/rope_forward.3 share/man/man3/swiglu_config_t.3)
+    if(NOT file IN_LIST found)
+      message(SEND_ERROR "${file} is not installed, though ROPE_BUILD_DOCS is ON")
+    endif()
+  endforeach()
+  list(FILTER found EXCLUDE REGEX "^share/(doc/rope/html/|man/man3/(rope|ROPE_|swiglu|SWIGLU_)[A-Za-z0-9_.]*\\.3$)")
+endif()
 list(SORT found)
 list(SORT expected)
 if(NOT found STREQUAL expected)

@@ -51,7 +51,7 @@ cargo(run --example decode_step)
 # A package outside the workspace that depends only on the crate rope; `librope` is the checkout.
 set(ENV{CARGO_TARGET_DIR} "${WORK}/program/target")
 file(READ "${SOURCE}/bindings/rust/rope/README.md" readme)
-string(REGEX MATCH "rope = { path = \"librope/[^}]*}" dependency "${readme}")
+string(REGEX MATCH "librope = { path = \"librope/[^}]*}" dependency "${readme}")
 string(REGEX MATCH "fn main\\(\\) {\n    if let Ok[^`]*" build "${readme}")
 file(REMOVE_RECURSE "${WORK}/program")
 file(WRITE "${WORK}/program/Cargo.toml"

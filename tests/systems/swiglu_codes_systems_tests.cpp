@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "step_system.hpp"
+#include "support/code_oracle.hpp"
 
 using namespace systems;
 
@@ -65,8 +66,12 @@ class CodesCall {
     return outcomes_.back().second;
   }
 
-  // `tolerated` is the share of codes that may be neighbours of the system's.
-  void check(Real tolerated = 0) {
+  // Returns a tensor for an output of codes or scales.
+  rope_tensor_t bytes(rope_dtype_t dtype, const Shape &shape) { return workspace_.tensor(dtype, shape); }
+
+  // `tolerated` is the share of codes that may be neighbours of the system's. `further_wrong` returns the number of
+  // other errors, and accepts the bytes that it checked.
+  void check(Real tolerated = 0, const std::function<int64_t(Workspace &)> &further_wrong = {}) {
     workspace_.freeze();
     for (const Device &device : devices()) {
       for (int32_t num_threads : {0, 5}) {
@@ -82,7 +87,8 @@ class CodesCall {
           FAIL_CHECK(rope_status_name(status) << ": " << rope_last_error());
           continue;
         }
-        const int64_t wrong = wrong_outcomes(workspace_, outcomes_, tolerated);
+        const int64_t wrong =
+            wrong_outcomes(workspace_, outcomes_, tolerated) + (further_wrong ? further_wrong(workspace_) : 0);
         INFO(wrong << " elements are wrong");
         CHECK(wrong == 0);
         std::string where;
@@ -558,6 +564,74 @@ void check_mxfp8_both_ways(rope_dtype_t dtype, bool is_backward) {
   call.check();
 }
 
+// vLLM's and flashinfer's silu_and_mul to NVFP4: the value is rounded to the data's type, a group of 16 has the scale
+// e4m3(g * (amax * rcp(6))) and the codes x * rcp(scale * rcp(g)). Their reciprocals are approximate and librope's
+// quotients exact, so at most 1 scale in 100 and 1 code in 100 may be a neighbour of the system's.
+void check_nvfp4(rope_dtype_t dtype, bool is_tiled) {
+  const int64_t tokens = 131, d = 6 * 16, groups = d / 16, rows = 256, columns = 8;
+  CodesCall call(dtype);
+  const Arithmetic arithmetic(dtype);
+  call.config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+  const Array x = call.packed({tokens, 2 * d});
+  const Real global = single(448 * 6 / 700.0L);
+  const Array scale_of = call.values(ROPE_DTYPE_F32, {1}, [&](const Shape &) { return global; });
+  const rope_tensor_t out = call.bytes(ROPE_DTYPE_F4_E2M1X2, {tokens, d / 2});
+  const rope_tensor_t scales = call.bytes(ROPE_DTYPE_F8_E4M3, is_tiled ? Shape{rows, columns} : Shape{tokens, groups});
+  call.take(x, x);
+  call.args.out = out;
+  call.quant.scale = scale_of.tensor();
+  call.quant.scales_out = scales;
+  call.quant.scale_layout = is_tiled ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
+  const auto place = [&](int64_t m, int64_t k) -> Index {
+    if (!is_tiled) return {m, k};
+    const int64_t byte = (m / 128 * (columns / 4) + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4;
+    return {byte / columns, byte % columns};
+  };
+  const auto nearest = [&](Range value) { return single((value.low + value.high) / 2); };
+  call.check(0, [&](Workspace &workspace) {
+    int64_t wrong = 0, beside = 0, scales_beside = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+      const Row row = arithmetic.rounded_to_dtype(products(x, {t}));
+      for (int64_t k = 0; k < groups; ++k) {
+        Real largest = 0;
+        for (int64_t c = 16 * k; c < 16 * k + 16; ++c) {
+          largest = std::max(largest, std::fabs(nearest(row[static_cast<size_t>(c)])));
+        }
+        const Real product = single(global * single(largest * single(1.0L / 6)));
+        const uint8_t expected = code_oracle::code_of(ROPE_DTYPE_F8_E4M3, static_cast<float>(product));
+        const auto found = static_cast<uint8_t>(code_oracle::bits_at(scales, place(t, k)));
+        const int step = code_oracle::steps_between(ROPE_DTYPE_F8_E4M3, expected, found);
+        wrong += step > 1;
+        scales_beside += step == 1;
+        workspace.accept(scales, place(t, k));
+        const Real scale = oracle::decode(ROPE_DTYPE_F8_E4M3, &found);
+        const Real factor = scale == 0 ? 0 : single(1 / single(scale * single(1 / global)));
+        for (int64_t c = 16 * k; c < 16 * k + 16; ++c) {
+          const Real value = nearest(row[static_cast<size_t>(c)]);
+          const uint8_t code = code_oracle::pair_code(static_cast<float>(single(value * factor)));
+          const int steps = code_oracle::steps_between(ROPE_DTYPE_F4_E2M1X2, code, code_oracle::code_at(out, {t, c}));
+          wrong += steps > 1;
+          beside += steps == 1;
+          workspace.accept(out, {t, c / 2});
+        }
+      }
+    }
+    if (is_tiled) {
+      for_each_index(scales, [&](const Index &at) {
+        const int64_t byte = at[0] * columns + at[1], tile = byte / 512, within = byte % 512;
+        const int64_t m = tile / (columns / 4) * 128 + within / 16 + within % 16 / 4 * 32;
+        if (m < tokens && tile % (columns / 4) * 4 + within % 4 < groups) return;
+        wrong += code_oracle::bits_at(scales, at) != 0;
+        workspace.accept(scales, at);
+      });
+    }
+    INFO(scales_beside << " scales and " << beside << " codes are neighbours of the system's");
+    CHECK(100 * scales_beside <= tokens * groups);
+    CHECK(100 * beside <= tokens * d);
+    return wrong;
+  });
+}
+
 // TileKernels' backward of tokens of experts: the gradients of gate and up, multiplied by the router's weight, cast in
 // groups of 128.
 void check_tile_kernels_backward(rope_dtype_t dtype, Real tolerated) {
@@ -713,6 +787,13 @@ TEST_CASE("TransformerEngine swiglu to MXFP8, flashinfer silu_and_mul: blocks of
 TEST_CASE("TransformerEngine swiglu and dswiglu to MXFP8 by row and by column", "[systems][swiglu][codes][columns]") {
   for (rope_dtype_t dtype : of_16_bits) {
     for (bool is_backward : {false, true}) check_mxfp8_both_ways(dtype, is_backward);
+  }
+}
+
+TEST_CASE("vLLM silu_and_mul_nvfp4_quant, flashinfer silu_and_mul_nvfp4_quantize: groups of 16, a global factor",
+          "[systems][swiglu][codes][fp4]") {
+  for (rope_dtype_t dtype : of_16_bits) {
+    for (bool is_tiled : {false, true}) check_nvfp4(dtype, is_tiled);
   }
 }
 

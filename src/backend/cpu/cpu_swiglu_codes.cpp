@@ -86,7 +86,13 @@ class CodesWalk {
         rows_(problem_) {}
 
   void run(Range elements) {
-    if (codes_.scales.is_present()) {
+    if (has_groups_in_runs()) {
+      for (int64_t element = elements.begin; element < elements.end;) {
+        const Piece piece = piece_at(element, elements.end, kMaxChunk / codes_.group_elements * codes_.group_elements);
+        element += piece.count;
+        if (piece.gate_row.is_there) scale_groups_of(piece);
+      }
+    } else if (codes_.scales.is_present()) {
       for (int64_t group = elements.begin; group < elements.end; group += codes_.group_elements) scale_group(group);
     } else {
       for (int64_t element = elements.begin; element < elements.end;) {
@@ -108,7 +114,16 @@ class CodesWalk {
   }
 
  private:
-  Piece piece_at(int64_t element, int64_t end) {
+  // Whether groups fit the buffer and lie within the last axis, with all its elements in one row. Then several of them
+  // are computed together.
+  bool has_groups_in_runs() const {
+    const int last = problem_.ndim - 1;
+    return codes_.scales.is_present() && !takes_single_elements_ && codes_.group_elements <= kMaxChunk &&
+           columns_ % codes_.group_elements == 0 && codes_.scales_stride[last] == 0 &&
+           codes_.scale_row_stride[last] == 0;
+  }
+
+  Piece piece_at(int64_t element, int64_t end, int64_t most = kMaxChunk) {
     int64_t left = end - element, left_in_expert = left;
     Piece piece;
     piece.place = problem_.expert_rows == nullptr ? element : experts_.place_of(element, &left_in_expert);
@@ -117,7 +132,7 @@ class CodesWalk {
     piece.column = piece.place % columns_;
     if (left > columns_ - piece.column) left = columns_ - piece.column;
     if (takes_single_elements_) left = 1;
-    piece.count = left < kMaxChunk ? static_cast<int>(left) : kMaxChunk;
+    piece.count = static_cast<int>(left < most ? left : most);
     piece.gate_row = rows_.row_of(piece.place);
     return piece;
   }
@@ -152,11 +167,33 @@ class CodesWalk {
   void encode(const Piece &piece, float factor) const { encode(piece, values_, factor); }
 
   void encode(const Piece &piece, const float *values, float factor) const {
-    const int64_t *const stride = problem_.out_stride[output_];
-    const int64_t offset = offset_of(stride, piece);
+    encode(offset_of(problem_.out_stride[output_], piece), values, piece.count, factor);
+  }
+
+  // Writes codes from an offset of the output on.
+  void encode(int64_t offset, const float *values, int count, float factor) const {
     char *const out = problem_.out[output_] + (codes_.has_pairs() ? offset / 2 : offset);
     const int type = codes_.has_pairs() ? 2 : codes_.dtype == ROPE_DTYPE_F8_E5M2;
-    kernels_.encode[type](values, piece.count, factor, out, stride[problem_.ndim - 1]);
+    kernels_.encode[type](values, count, factor, out, problem_.out_stride[output_][problem_.ndim - 1]);
+  }
+
+  // Writes the scales and codes of a piece. It has whole groups of one row.
+  void scale_groups_of(const Piece &piece) {
+    compute(piece, values_);
+    const auto length = static_cast<int>(codes_.group_elements);
+    const int64_t step = length * problem_.out_stride[output_][problem_.ndim - 1];
+    const int64_t scale_offset = offset_of(codes_.scales_stride, piece);
+    const int64_t scale_row = offset_of(codes_.scale_row_stride, piece);
+    const float global = given_scale(piece);
+    int64_t offset = offset_of(problem_.out_stride[output_], piece), group = group_of(piece);
+    for (int begin = 0; begin < piece.count; begin += length, ++group, offset += step) {
+      uint32_t magnitude = 0;
+      kernels_.raise_magnitude(values_ + begin, length, &magnitude);
+      if (magnitude > amax_) amax_ = magnitude;
+      const GroupScale scale = codes_.scale_of(magnitude, global);
+      codes_.store_scale(scale_offset, scale_row, group, scale.bits);
+      encode(offset, values_ + begin, length, scale.factor);
+    }
   }
 
   // Writes the scale and the codes of a group within one row. A group of more than one piece is computed twice: first
@@ -184,9 +221,13 @@ class CodesWalk {
 
   GroupScale write_scale(const Piece &first, uint32_t magnitude) const {
     const GroupScale scale = codes_.scale_of(magnitude, given_scale(first));
-    const int64_t row_elements = codes_.scales.groups * codes_.group_elements;
-    store_scale(first, first.place % row_elements / codes_.group_elements, scale);
+    store_scale(first, group_of(first), scale);
     return scale;
+  }
+
+  // Returns the number of an element's group among those of its row.
+  int64_t group_of(const Piece &piece) const {
+    return piece.place % (codes_.scales.groups * codes_.group_elements) / codes_.group_elements;
   }
 
   void store_scale(const Piece &first, int64_t group, const GroupScale &scale) const {

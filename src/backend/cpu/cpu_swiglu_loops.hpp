@@ -411,13 +411,16 @@ void gate_forward(const GatingRun &run, const GatingForm &given) {
     for (int input = 0; input < 2; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
+    // Values that become codes are written directly to the caller's buffer.
+    constexpr bool kIsUnrounded = !std::is_same_v<T, Out> && std::is_same_v<Real, Out>;
+    Real *const out = kIsUnrounded ? static_cast<Real *>(run.out[0]) + begin : chunk.out[0];
     if (is_plain) {
-      gate_chunk<true>(&chunk, length, form, chunk.out[0]);
+      gate_chunk<true>(&chunk, length, form, out);
     } else {
       read_row_scale<T>(run, begin, length, chunk.row_scale);
-      gate_chunk<false>(&chunk, length, form, chunk.out[0]);
+      gate_chunk<false>(&chunk, length, form, out);
     }
-    write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
+    if (!kIsUnrounded) write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
   }
 }
 
@@ -426,6 +429,7 @@ void swiglu_forward(const GatingRun &run, const GatingForm &given) {
   gate_forward<T, T>(run, given);
 }
 
+// Forward, with results as floats. The output is contiguous.
 template <typename T>
 void swiglu_values(const GatingRun &run, const GatingForm &given) {
   gate_forward<T, float>(run, given);
