@@ -474,7 +474,7 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
 
 rope_status_t plan_swiglu_call(const char *function, const SwigluCall &call, const DeviceInfo &device,
                                SwigluCallPlan *plan) {
-  plan->has_blocks = device.is_cuda && are_code_blocks(call);
+  plan->has_blocks = device.is_cuda && device.compute_capability >= kMinSwigluBlockCapability && are_code_blocks(call);
   if (plan->has_blocks) ROPE_TRY(plan_code_blocks(function, call, device, &plan->blocks));
   for (int i = 0; i < call.count; ++i) {
     if (plan->has_blocks && call.problems[i].has_codes()) break;

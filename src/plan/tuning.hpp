@@ -284,6 +284,7 @@ constexpr int kMaxSwigluCodeRowThreads = 512;  // of a block of a row that has o
 constexpr int kVectorsOfCodeRow = 4;           // of a thread there
 constexpr int64_t kSwigluCodeElements = 1024;  // of a block of codes without written scales
 // For kernels of matrices that become codes by row and by column. A warp takes so many rows, and so many columns.
+constexpr int kMinSwigluBlockCapability = 90;
 constexpr uint32_t kSwigluBlockThreads = 128;
 constexpr uint32_t kSwigluBlockResidentThreads = 512;
 constexpr uint32_t kSwigluBlockRows = 32;

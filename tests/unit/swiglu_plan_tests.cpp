@@ -620,6 +620,9 @@ TEST_CASE("one launch of SwiGLU writes codes by row and by column", "[swiglu pla
     CHECK(scene.call().count == (is_backward ? 4 : 2));
     REQUIRE(plan.has_blocks);
     CHECK(plan.num_launches(scene.call()) == 1);
+    rope::SwigluCallPlan older;
+    REQUIRE(rope::plan_swiglu_call("call", scene.call(), kDevices[1], &older) == ROPE_STATUS_SUCCESS);
+    CHECK_FALSE(older.has_blocks);
     // Two groups of rows, each of 5 warps backward and 3 forward, in blocks of four warps.
     CHECK(plan.blocks.grid_x == (is_backward ? 3 : 2));
     CHECK(plan.blocks.grid_y == 1);

@@ -32,7 +32,7 @@ struct BlockLanes {
   static constexpr uint32_t kColumnLanes = swiglu_block_columns(IsBackward) / 8;
   static constexpr uint32_t kRowLanes = 32 / kColumnLanes;
   static constexpr uint32_t kRows = kSwigluBlockRows / kRowLanes;  // rows of a thread
-  static constexpr uint32_t kOwned = 8 / kRowLanes;                // columns that a thread makes the scales of
+  static constexpr uint32_t kGroupLanes = 4;                       // of 32 channels
 
   uint32_t row_lane, column_lane;
   uint32_t group;   // group of rows
@@ -60,93 +60,117 @@ struct BlockLanes {
   }
 };
 
-__device__ __forceinline__ void store_block_scale(const SwigluCodes &codes, int64_t offset, uint32_t row,
-                                                  uint32_t group, uint32_t bits) {
-  codes.store_scale(offset, row, group, bits);
-  if (codes.has_padding()) codes.clear_padding(offset, row, group, 1, 1);
-}
+// Kernels of GPUs without an instruction that makes codes of 8 bits would be three times as long. They have none: plans
+// choose the kernel from compute capability 9.0 on (kMinSwigluBlockCapability), and other GPUs take a launch for each
+// output.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define ROPE_HAS_CODE_BLOCKS
+#endif
 
-__device__ __forceinline__ void store_block_codes(const SwigluCodeBlockOutput &to, uint32_t row, uint32_t column,
-                                                  const float (&value)[8]) {
-  char *const address = to.out + row * to.row_stride + column;
-  if (to.codes.dtype == ROPE_DTYPE_F8_E5M2) {
-    store_codes<Float8E5M2>(address, 1, value);
-  } else {
-    store_codes<Float8E4M3>(address, 1, value);
-  }
-}
-
-// Writes the codes of a vector of a row, and the scale of its group. All lanes of the warp take part.
-__device__ __forceinline__ void write_by_row(const SwigluCodeBlockOutput &to, uint32_t row, uint32_t column,
-                                             bool exists, const float (&value)[8]) {
-  float factor = 1;
-  if (!to.codes.scales.is_present()) {
-    if (to.codes.scale != nullptr) {
-      factor = code_factor(*reinterpret_cast<const float *>(to.codes.scale), to.codes.scale_multiplies);
-    }
-  } else {
-    float largest = 0;
+// The magnitudes of kCount groups in each of kLanes lanes, which are `stride` lanes apart, become the largest ones. After
+// each exchange a lane has half as many groups: the upper ones if its number has the step's bit. In the end lane
+// number n has the groups n * kCount / kLanes and, from there on, kCount / kLanes - 1 more. All lanes of the warp take part.
+template <uint32_t kLanes, uint32_t kCount>
+__device__ __forceinline__ void share_magnitudes(uint32_t lane, uint32_t stride, uint32_t (&magnitude)[kCount]) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) largest = max_magnitude(largest, value[i]);
-    const uint32_t magnitude = max_with_lane(max_with_lane(exists ? bits_of(largest) : 0, 1), 2);
-    const GroupScale scale = to.codes.scale_of(magnitude, 1);
-    factor = scale.factor;
-    if (exists && column % 32 == 0) {
-      store_block_scale(to.codes, row * to.codes.scales_stride[0], row, column / 32, scale.bits);
-    }
-  }
-  if (!exists) return;
-  float scaled[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) scaled[i] = multiply_rounded(value[i], factor);
-  store_block_codes(to, row, column, scaled);
-}
-
-// Writes the scales of columns, from the largest magnitudes in each thread's rows, and returns the factors of the
-// thread's columns. All lanes of the warp take part.
-template <typename Lanes>
-__device__ __forceinline__ void scale_columns(const SwigluCodeBlockOutput &to, const Lanes &lanes,
-                                              uint32_t (&magnitude)[8], float (&factor)[8]) {
-  // After each step a lane has half as many columns: the upper ones if its row lane has the step's bit.
-#pragma unroll
-  for (uint32_t step = Lanes::kRowLanes / 2, held = 4; step > 0; step /= 2, held /= 2) {
-    const bool has_upper = (lanes.row_lane & step) != 0;
+  for (uint32_t step = kLanes / 2, held = kCount / 2; step > 0; step /= 2, held /= 2) {
+    const bool has_upper = (lane & step) != 0;
 #pragma unroll
     for (uint32_t i = 0; i < held; ++i) {
       const uint32_t kept = has_upper ? magnitude[i + held] : magnitude[i];
       const uint32_t given = has_upper ? magnitude[i] : magnitude[i + held];
-      const uint32_t other = __shfl_xor_sync(0xffffffffu, given, step * Lanes::kColumnLanes);
+      const uint32_t other = __shfl_xor_sync(0xffffffffu, given, step * stride);
       magnitude[i] = other > kept ? other : kept;
     }
   }
-  float owned[Lanes::kOwned];
+}
+
+// The scales of those groups. store(i, bits) receives that of group number i from the lane that makes it; all lanes
+// receive all factors.
+template <uint32_t kLanes, uint32_t kCount, typename Store>
+__device__ __forceinline__ void scale_groups(const SwigluCodes &codes, uint32_t lane, uint32_t stride,
+                                             uint32_t (&magnitude)[kCount], const Store &store,
+                                             float (&factor)[kCount]) {
+  constexpr uint32_t kOwned = kCount / kLanes;
+  share_magnitudes<kLanes>(lane, stride, magnitude);
+  float owned[kOwned];
 #pragma unroll
-  for (uint32_t i = 0; i < Lanes::kOwned; ++i) {
-    const GroupScale scale = to.codes.scale_of(magnitude[i], 1);
+  for (uint32_t i = 0; i < kOwned; ++i) {
+    const GroupScale scale = written_scale(codes.scales, codes.dtype == ROPE_DTYPE_F8_E5M2, magnitude[i]);
     owned[i] = scale.factor;
-    const uint32_t column = lanes.column + lanes.row_lane * Lanes::kOwned + i;
-    if (lanes.is_inside) {
-      store_block_scale(to.codes, column * to.codes.scales_stride[1], column, lanes.group, scale.bits);
-    }
+    store(lane * kOwned + i, scale.bits);
   }
+  const uint32_t first_lane = threadIdx.x % 32 - lane * stride;
 #pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) {
-    const uint32_t owner = i / Lanes::kOwned * Lanes::kColumnLanes + lanes.column_lane;
-    factor[i] = __shfl_sync(0xffffffffu, owned[i % Lanes::kOwned], owner);
+  for (uint32_t i = 0; i < kCount; ++i) {
+    factor[i] = __shfl_sync(0xffffffffu, owned[i % kOwned], first_lane + i / kOwned * stride);
   }
 }
 
-// Writes one output by row, by column or both, from the values of a thread. All lanes of the warp take part.
+// The codes of the thread's values, each times scale(row, column of the vector).
+template <typename Float8, typename Lanes, typename Scale>
+__device__ __forceinline__ void store_block_as(const SwigluCodeBlockParams &params, const SwigluCodeBlockOutput &to,
+                                               const Lanes &lanes, const float (&value)[Lanes::kRows][8],
+                                               const Scale &scale) {
+#pragma unroll
+  for (uint32_t i = 0; i < Lanes::kRows; ++i) {
+    if (!lanes.has_row(params, i)) continue;
+    Words<8> codes = {};
+#pragma unroll
+    for (uint32_t j = 0; j < 8; j += 2) {
+      const uint32_t pair = join_codes<Float8>(multiply_rounded(value[i][j], scale(i, j)),
+                                               multiply_rounded(value[i][j + 1], scale(i, j + 1)));
+      codes.word[j / 4] |= pair << (j % 4 * 8);
+    }
+    store_vector(to.out + lanes.row_of(i) * to.row_stride + lanes.column, codes);
+  }
+}
+
+template <typename Lanes, typename Scale>
+__device__ __forceinline__ void store_block(const SwigluCodeBlockParams &params, const SwigluCodeBlockOutput &to,
+                                            const Lanes &lanes, const float (&value)[Lanes::kRows][8],
+                                            const Scale &scale) {
+  if (to.codes.dtype == ROPE_DTYPE_F8_E5M2) {
+    store_block_as<Float8E5M2, Lanes>(params, to, lanes, value, scale);
+  } else {
+    store_block_as<Float8E4M3, Lanes>(params, to, lanes, value, scale);
+  }
+}
+
+// All lanes of the warp take part.
+template <typename Lanes>
+__device__ __forceinline__ void write_by_row(const SwigluCodeBlockParams &params, const SwigluCodeBlockOutput &to,
+                                             const Lanes &lanes, const float (&value)[Lanes::kRows][8]) {
+  const SwigluCodes &codes = to.codes;
+  float factor[Lanes::kRows];
+  if (codes.scales.is_present()) {
+    uint32_t magnitude[Lanes::kRows];
+#pragma unroll
+    for (uint32_t i = 0; i < Lanes::kRows; ++i) {
+      float largest = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) largest = max_magnitude(largest, value[i][j]);
+      magnitude[i] = bits_of(largest);
+    }
+    const auto store = [&](uint32_t i, uint32_t bits) {
+      const uint32_t row = lanes.row_of(i);
+      if (lanes.has_row(params, i)) codes.store_scale(row * codes.scales_stride[0], row, lanes.column / 32, bits);
+    };
+    scale_groups<Lanes::kGroupLanes>(codes, lanes.column_lane % Lanes::kGroupLanes, 1, magnitude, store, factor);
+  } else {
+    const float given = codes.scale == nullptr ? 1 : *reinterpret_cast<const float *>(codes.scale);
+#pragma unroll
+    for (uint32_t i = 0; i < Lanes::kRows; ++i) factor[i] = code_factor(given, codes.scale_multiplies);
+  }
+  store_block<Lanes>(params, to, lanes, value, [&](uint32_t row, uint32_t) { return factor[row]; });
+}
+
+// One output, with the thread's values. All lanes of the warp take part.
 template <typename Lanes>
 __device__ __forceinline__ void write_output(const SwigluCodeBlockParams &params, const SwigluCodeBlockOutput (&to)[2],
                                              const Lanes &lanes, const float (&value)[Lanes::kRows][8]) {
   const SwigluCodeBlockOutput &by_row = to[0], &by_column = to[1];
-  if (by_row.out != nullptr) {
-#pragma unroll
-    for (uint32_t i = 0; i < Lanes::kRows; ++i) {
-      write_by_row(by_row, lanes.row_of(i), lanes.column, lanes.has_row(params, i), value[i]);
-    }
-  }
+  if (by_row.out != nullptr) write_by_row(params, by_row, lanes, value);
   if (by_column.out == nullptr && by_row.codes.amax == nullptr) return;
   uint32_t magnitude[8], amax = 0;
 #pragma unroll
@@ -169,21 +193,41 @@ __device__ __forceinline__ void write_output(const SwigluCodeBlockParams &params
     }
   }
   if (by_column.out == nullptr) return;
+  const SwigluCodes &codes = by_column.codes;
   float factor[8];
-  scale_columns(by_column, lanes, magnitude, factor);
-#pragma unroll
-  for (uint32_t i = 0; i < Lanes::kRows; ++i) {
-    if (!lanes.has_row(params, i)) continue;
-    float scaled[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) scaled[j] = multiply_rounded(value[i][j], factor[j]);
-    store_block_codes(by_column, lanes.row_of(i), lanes.column, scaled);
+  const auto store = [&](uint32_t i, uint32_t bits) {
+    const uint32_t column = lanes.column + i;
+    if (lanes.is_inside) codes.store_scale(column * codes.scales_stride[1], column, lanes.group, bits);
+  };
+  scale_groups<Lanes::kRowLanes>(codes, lanes.row_lane, Lanes::kColumnLanes, magnitude, store, factor);
+  store_block<Lanes>(params, by_column, lanes, value, [&](uint32_t, uint32_t column) { return factor[column]; });
+}
+
+// The padding of scales in tiles beside the groups of the thread.
+template <typename Lanes>
+__device__ __forceinline__ void clear_block_padding(const SwigluCodeBlockParams &params, const Lanes &lanes) {
+#pragma unroll 1
+  for (int number = 0; number < 4; ++number) {
+    const SwigluCodeBlockOutput &to = params.to[number / 2][number % 2];
+    const SwigluCodes &codes = to.codes;
+    if (to.out == nullptr || !codes.has_padding()) continue;
+    const bool is_by_column = number % 2 != 0;
+    if (is_by_column ? lanes.row_lane != 0 : lanes.column % 32 != 0) continue;
+    const uint32_t count = is_by_column ? 8 : Lanes::kRows;
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; ++i) {
+      if (!(is_by_column ? lanes.is_inside : lanes.has_row(params, i))) continue;
+      const uint32_t row = is_by_column ? lanes.column + i : lanes.row_of(i);
+      const uint32_t group = is_by_column ? lanes.group : lanes.column / 32;
+      codes.clear_padding(row * codes.scales_stride[is_by_column], row, group, 1, 1);
+    }
   }
 }
 
 template <typename T, bool IsBackward, bool IsPlain>
 __global__ void __launch_bounds__(kSwigluBlockThreads, kSwigluBlockResidentThreads / kSwigluBlockThreads)
     swiglu_code_block_kernel(const __grid_constant__ SwigluCodeBlockParams params) {
+#if defined(ROPE_HAS_CODE_BLOCKS)
   static_assert(sizeof(T) == 2, "");
   using Lanes = BlockLanes<IsBackward>;
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 2 : 1;
@@ -216,6 +260,8 @@ __global__ void __launch_bounds__(kSwigluBlockThreads, kSwigluBlockResidentThrea
   }
 #pragma unroll
   for (int output = 0; output < kOutputs; ++output) write_output(params, params.to[output], lanes, value[output]);
+  clear_block_padding(params, lanes);
+#endif
 }
 
 template <typename T>
