@@ -319,16 +319,6 @@ int main(void) {
   FIELD(swiglu_quant_args_t, grad_up_scales_out);
   END(swiglu_quant_args_t);
 
-  STRUCT(swiglu_input_args_t);
-  FIELD(swiglu_input_args_t, struct_size);
-  FIELD(swiglu_input_args_t, flags);
-  FIELD(swiglu_input_args_t, gate_bias);
-  FIELD(swiglu_input_args_t, up_bias);
-  FIELD(swiglu_input_args_t, expert_rows);
-  FIELD(swiglu_input_args_t, expert_offsets);
-  FIELD(swiglu_input_args_t, row_index);
-  END(swiglu_input_args_t);
-
   STRUCT(swiglu_column_args_t);
   FIELD(swiglu_column_args_t, struct_size);
   FIELD(swiglu_column_args_t, flags);
@@ -343,6 +333,16 @@ int main(void) {
   FIELD(swiglu_column_args_t, grad_gate_scales_out);
   FIELD(swiglu_column_args_t, grad_up_scales_out);
   END(swiglu_column_args_t);
+
+  STRUCT(swiglu_input_args_t);
+  FIELD(swiglu_input_args_t, struct_size);
+  FIELD(swiglu_input_args_t, flags);
+  FIELD(swiglu_input_args_t, gate_bias);
+  FIELD(swiglu_input_args_t, up_bias);
+  FIELD(swiglu_input_args_t, expert_rows);
+  FIELD(swiglu_input_args_t, expert_offsets);
+  FIELD(swiglu_input_args_t, row_index);
+  END(swiglu_input_args_t);
 
   if (gap) printf("layout.c: a field of a struct is not listed\n");
   return gap;
