@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"librope/internal/driver"
+	"github.com/librope/librope/bindings/go/internal/driver"
 )
 
 // That device memory and streams arrive where slices do. Skipped, with the reason, where there is no GPU.

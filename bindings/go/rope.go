@@ -7,12 +7,13 @@
 //
 // examples/decode_step is a complete program.
 //
-// A module of your own has the package in its go.mod by the path of a checkout,
+// A module of your own has the package by go get github.com/librope/librope/bindings/go, or in its
+// go.mod by the path of a checkout,
 //
-//	require librope v0.0.0
-//	replace librope => ./librope/bindings/go
+//	require github.com/librope/librope/bindings/go v0.0.0
+//	replace github.com/librope/librope/bindings/go => ./librope/bindings/go
 //
-// and imports it as rope "librope". cgo asks pkg-config for the library: one outside the system's folders takes
+// and imports it as rope. cgo asks pkg-config for the library: one outside the system's folders takes
 // PKG_CONFIG_PATH to build, and to run LD_LIBRARY_PATH or an rpath in CGO_LDFLAGS.
 package rope
 
