@@ -3,7 +3,7 @@ package rope
 // #include "shim.h"
 import "C"
 
-// ScalingType is rope_scaling_type_t; the formulas are beside it in <rope/rope.h>.
+// ScalingType is rope_scaling_type_t; <rope/rope.h> has the formulas.
 type ScalingType int32
 
 const (
@@ -22,8 +22,7 @@ const (
 	ScalingFactors         ScalingType = C.ROPE_SCALING_FACTORS
 )
 
-// Scaling is rope_scaling_t: a recipe and its parameters. One that the recipe does not use stays zero, and is refused
-// otherwise.
+// Scaling is rope_scaling_t: a recipe and its parameters. A parameter that the recipe does not use must be zero.
 type Scaling struct {
 	Type                ScalingType
 	Factor              float64
@@ -45,7 +44,8 @@ type Scaling struct {
 	NoTruncate          bool // ROPE_SCALING_FLAG_NO_TRUNCATE
 }
 
-// pairsOf is room for the pairs of a rotaryDim; one that is out of range is refused before it is used.
+// pairsOf returns room for the pairs of a rotaryDim. The library refuses a rotaryDim out of range before it uses the
+// room.
 func pairsOf(rotaryDim int32) int32 {
 	if rotaryDim < 2 {
 		return 1
@@ -53,7 +53,7 @@ func pairsOf(rotaryDim int32) int32 {
 	return rotaryDim / 2
 }
 
-// ScaledFrequencies are the frequencies of a recipe, and its factor of cos and sin: Config's InvFreq and
+// ScaledFrequencies has the frequencies of a recipe, and its factor of cos and sin: Config's InvFreq and
 // AttentionScale.
 func ScaledFrequencies(rotaryDim int32, theta float64, scaling Scaling) (invFreq []float64, attentionScale float64,
 	err error) {
@@ -100,7 +100,7 @@ func ScaledFrequencies(rotaryDim int32, theta float64, scaling Scaling) (invFreq
 	return invFreq, float64(scale), nil
 }
 
-// SectionsType is rope_sections_type_t: what the section lists of multi-axis models mean.
+// SectionsType is rope_sections_type_t: the meaning of the section lists of multi-axis models.
 type SectionsType int32
 
 const (
@@ -112,13 +112,13 @@ const (
 	SectionsVision      SectionsType = C.ROPE_SECTIONS_VISION
 )
 
-// SectionAxes says which position axis turns which pair, and with what frequencies: Config's PairAxis and InvFreq.
+// SectionAxes has the position axis that turns each pair, and its frequency: Config's PairAxis and InvFreq.
 func SectionAxes(rotaryDim int32, theta float64, sectionsType SectionsType, sections ...int32) (pairAxis []int32,
 	invFreq []float64, err error) {
 	c := C.rope_sections_t{
 		struct_size:  C.sizeof_rope_sections_t,
 		_type:        C.rope_sections_type_t(sectionsType),
-		num_sections: C.int32_t(len(sections)), // too many are refused there
+		num_sections: C.int32_t(len(sections)), // the library refuses too many
 	}
 	for i := range c.section {
 		if i < len(sections) {

@@ -12,7 +12,8 @@ import (
 	"github.com/librope/librope/bindings/go/internal/driver"
 )
 
-// That device memory and streams arrive where slices do. Skipped, with the reason, where there is no GPU.
+// These tests show that device memory and streams arrive in the same fields as slices. Without a GPU they are skipped,
+// with the reason.
 
 // onDevice locks the test's goroutine to a thread with the device's context.
 func onDevice(t *testing.T) driver.Context {
@@ -27,7 +28,7 @@ func onDevice(t *testing.T) driver.Context {
 	return driver.FirstDevice()
 }
 
-// buffer is elements in the device's memory.
+// buffer has elements in the device's memory.
 type buffer[T Element] struct {
 	address uintptr
 	length  int
@@ -41,7 +42,7 @@ func newBuffer[T Element](t *testing.T, host []T) buffer[T] {
 
 func (b buffer[T]) at(shape ...int64) Tensor { return At(b.address, dtypeOf[T](), shape...) }
 
-// after is what is there when the stream has done its work.
+// after returns the contents when the stream has done its work.
 func (b buffer[T]) after(stream uintptr) []T {
 	driver.Wait(stream)
 	host := make([]T, b.length)
@@ -111,7 +112,7 @@ func TestNormsAndCachesOnADevice(t *testing.T) {
 	positions, slots := make([]int64, tokens), make([]int32, tokens)
 	for token := range positions {
 		positions[token] = int64(token*token*77 - 1000)
-		slots[token] = int32(token*7%rows - 1) // the first: not cached
+		slots[token] = int32(token*7%rows - 1) // the first token is not cached
 	}
 	step := func(device Device, packed, weight, positions, slots, caches Tensor, stream uintptr) {
 		config := thdConfig(F32)

@@ -3,18 +3,18 @@
 //
 // A Desc or Swiglu holds what selects code and never changes; any number of goroutines may use one at once. Calls take
 // tensors: slices for the CPU, addresses for a device. Nothing is copied, and packed tensors are several tensors over
-// one slice. <rope/rope.h> is the manual of every field; a field that is left zero is "not given", as there.
+// one slice. <rope/rope.h> is the manual of every field. A field that is left zero counts as not given, as in C.
 //
 // examples/decode_step is a complete program.
 //
-// A module of your own has the package by go get github.com/librope/librope/bindings/go, or in its
-// go.mod by the path of a checkout,
+// A module of your own gets the package by go get github.com/librope/librope/bindings/go, or names it in its go.mod by
+// the path of a checkout,
 //
 //	require github.com/librope/librope/bindings/go v0.0.0
 //	replace github.com/librope/librope/bindings/go => ./librope/bindings/go
 //
-// and imports it as rope. cgo asks pkg-config for the library: one outside the system's folders takes
-// PKG_CONFIG_PATH to build, and to run LD_LIBRARY_PATH or an rpath in CGO_LDFLAGS.
+// and imports it as rope. cgo gets the library's place from pkg-config. For a library outside the system's folders set
+// PKG_CONFIG_PATH to build, and LD_LIBRARY_PATH, or an rpath in CGO_LDFLAGS, to run.
 package rope
 
 /*
@@ -35,15 +35,15 @@ type Status int32
 const (
 	InvalidArgument Status = C.ROPE_STATUS_INVALID_ARGUMENT // the request is wrong on any machine
 	NotSupported    Status = C.ROPE_STATUS_NOT_SUPPORTED    // well formed, but not served by this version, build or device
-	OutOfMemory     Status = C.ROPE_STATUS_OUT_OF_MEMORY    // host memory
+	OutOfMemory     Status = C.ROPE_STATUS_OUT_OF_MEMORY    // the host is out of memory
 	NoDevice        Status = C.ROPE_STATUS_NO_DEVICE        // no driver, none visible, or none that this code runs on
-	CudaError       Status = C.ROPE_STATUS_CUDA_ERROR       // the CUDA runtime refused; the text carries its words
+	CudaError       Status = C.ROPE_STATUS_CUDA_ERROR       // the CUDA runtime refused; the text contains its message
 	InternalError   Status = C.ROPE_STATUS_INTERNAL_ERROR   // a bug in librope: please report the text
 )
 
 func (s Status) String() string { return C.GoString(C.rope_status_name(C.rope_status_t(s))) }
 
-// Error is what a refused call has to say: function, field, value, rule.
+// Error is the text of a refused call: function, field, value and rule.
 type Error struct {
 	Status Status
 	Text   string
@@ -87,7 +87,7 @@ const (
 	THD  Layout = C.ROPE_LAYOUT_THD // rank 3: all tokens of all sequences, back to back
 )
 
-// Style says which channels of the rotated window form a pair.
+// Style selects the channels of the rotated window that form a pair.
 type Style int32
 
 const (
@@ -95,7 +95,7 @@ const (
 	Interleaved Style = C.ROPE_STYLE_INTERLEAVED // channels 2i and 2i + 1: GPT-J, Llama by Meta, DeepSeek
 )
 
-// TableRows says how rows of cos, sin and angles are found.
+// TableRows selects how a token finds its row of cos, sin and angles.
 type TableRows int32
 
 const (
@@ -103,7 +103,7 @@ const (
 	TableByToken    TableRows = C.ROPE_TABLE_BY_TOKEN
 )
 
-// NormType is what a norm makes of a head.
+// NormType selects the formula of a norm.
 type NormType int32
 
 const (
@@ -111,7 +111,7 @@ const (
 	NormLayer NormType = C.ROPE_NORM_LAYER
 )
 
-// NormOrder says whether the norm comes before the rotation or after it.
+// NormOrder selects whether the norm comes before the rotation or after it.
 type NormOrder int32
 
 const (
@@ -119,7 +119,7 @@ const (
 	NormAfter  NormOrder = C.ROPE_NORM_ORDER_AFTER  // Llama 4, HunYuan
 )
 
-// NormExtent says which channels one norm is over.
+// NormExtent selects the channels of one norm.
 type NormExtent int32
 
 const (
@@ -140,14 +140,15 @@ const (
 	NormRoundAfterWeight  int32 = C.ROPE_NORM_ROUND_AFTER_WEIGHT
 )
 
-// QuantRoundFirst is a bit of QuantRounding in Config and SwigluConfig: values are rounded to Dtype before they are scaled and quantised.
+// QuantRoundFirst is a bit of QuantRounding in Config and SwigluConfig: values are rounded to Dtype before they are
+// scaled and quantised.
 const QuantRoundFirst int32 = C.ROPE_QUANT_ROUND_FIRST
 
 // RotationRoundEach is a value of Config.RotationRounding: cos, sin, products and sums of the rotation are rounded to
 // Dtype one by one.
 const RotationRoundEach int32 = C.ROPE_ROTATION_ROUND_EACH
 
-// Activation is what gates.
+// Activation selects the function of the gate.
 type Activation int32
 
 const (
@@ -157,7 +158,7 @@ const (
 	ActivationReglu     Activation = C.SWIGLU_ACTIVATION_REGLU
 )
 
-// LimitRule says what SwigluConfig.Limit bounds from above, beside up.
+// LimitRule selects the value that SwigluConfig.Limit bounds from above, in addition to up.
 type LimitRule int32
 
 const (
@@ -165,7 +166,7 @@ const (
 	LimitActivation LimitRule = C.SWIGLU_LIMIT_ACTIVATION // Step 3.7
 )
 
-// ScaleLayout is where SwiGLU's written scales lie: by their strides, or in tiles of 128 rows and 4 groups.
+// ScaleLayout selects the places of SwiGLU's written scales: by their strides, or in tiles of 128 rows and 4 groups.
 type ScaleLayout int32
 
 const (
@@ -179,9 +180,9 @@ const ProductRoundActivation int32 = C.SWIGLU_PRODUCT_ROUND_ACTIVATION
 // Flags of calls
 const (
 	ProgrammaticLaunch uint32 = C.ROPE_FLAG_PROGRAMMATIC_LAUNCH
-	Unrotated          uint32 = C.ROPE_FLAG_UNROTATED   // of a Desc: nothing is turned
-	VUnrotated         uint32 = C.ROPE_FLAG_V_UNROTATED // of a Desc: v is not turned, q and k are
-	Accumulate         uint32 = C.ROPE_FLAG_ACCUMULATE  // of Desc.Backward: gradients are added to what their outputs hold
+	Unrotated          uint32 = C.ROPE_FLAG_UNROTATED   // of a Desc: nothing is rotated
+	VUnrotated         uint32 = C.ROPE_FLAG_V_UNROTATED // of a Desc: v is not rotated, q and k are
+	Accumulate         uint32 = C.ROPE_FLAG_ACCUMULATE  // of Desc.Backward: gradients are added to their outputs
 )
 
 // CacheSkipSlot0 is a flag of Cache: slot 0 is not written.
@@ -189,19 +190,19 @@ const CacheSkipSlot0 uint32 = C.ROPE_CACHE_FLAG_SKIP_SLOT_0
 
 // Flags of Quant and SwigluQuant
 const (
-	// Codes are x * scale, as flashinfer, TensorRT-LLM and TransformerEngine have it; not of written scales.
+	// Codes are x * scale, as in flashinfer, TensorRT-LLM and TransformerEngine; not for written scales.
 	QuantScaleMultiplies uint32 = C.ROPE_QUANT_FLAG_SCALE_MULTIPLIES
 	// Written F32 scales are rounded up to powers of two, as those of F8E8M0 always are.
 	QuantPowerOfTwo uint32 = C.ROPE_QUANT_FLAG_POWER_OF_TWO
 )
 
-// Version is the version of the loaded library: major * 10000 + minor * 100 + patch.
+// Version returns the version of the loaded library: major * 10000 + minor * 100 + patch.
 func Version() uint32 { return uint32(C.rope_version()) }
 
-// BuildInfo is one line for bug reports.
+// BuildInfo returns one line for bug reports.
 func BuildInfo() string { return C.GoString(C.rope_build_info()) }
 
-// DeviceCount says how many devices of a kind this process can use, and, where there are none, why.
+// DeviceCount returns how many devices of a kind this process can use, and if there are none, the reason.
 func DeviceCount(device Device) (count int, reason string, err error) {
 	var text errorText
 	var found C.int32_t
@@ -220,15 +221,15 @@ type Config struct {
 	RotaryDim      int32 // channels that are rotated; 0: HeadDim
 	RotaryOffset   int32
 	Theta          float64 // 0 without InvFreq: for tables or angles only
-	AttentionScale float64 // 0: 1
+	AttentionScale float64 // 0 stands for 1
 	InvFreq        []float64
 	PairAxis       []int32
-	NumAxes        int32 // 0: 1
+	NumAxes        int32 // 0 stands for 1
 	PairBlock      int32 // 0: RotaryDim
 	NumThreads     int32 // CPU; 0: as many processors as the thread may run on
 	OutStyle       Style // 0: Style
 
-	Norm             NormType // 0: none; otherwise every call gives Args.Norm
+	Norm             NormType // 0: none; otherwise every call passes Args.Norm
 	NormTensors      int32    // NormQ, NormK and NormV, as bits; 0: q and k
 	NormOrder        NormOrder
 	NormExtent       NormExtent
@@ -247,7 +248,7 @@ type Desc struct {
 	device Device
 }
 
-// NewDesc checks the config and loads what calls will need.
+// NewDesc checks the config and loads everything that calls need.
 func NewDesc(config Config) (*Desc, error) {
 	width := config.RotaryDim
 	if width == 0 {
@@ -300,16 +301,16 @@ func NewDesc(config Config) (*Desc, error) {
 	return desc, nil
 }
 
-// Close frees the descriptor; later calls on it are refused. Not during a call. Without Close, the garbage collector
-// frees it some day. Work on a stream outlives it.
+// Close frees the descriptor; later calls on it are refused. It must not run during a call. Without Close, the garbage
+// collector frees the descriptor at some time. Work on a stream outlives it.
 func (d *Desc) Close() {
 	C.rope_desc_destroy(d.desc)
 	d.desc = nil
 	runtime.SetFinalizer(d, nil)
 }
 
-// Args is rope_args_t, and the stream. Q, K and V are each optional, one is required; an absent output means in place,
-// or, where Cache has the cache of K or V, cached only.
+// Args is rope_args_t, and the stream. Q, K and V are each optional, but at least one is required. An absent output
+// means in place, or, if Cache has the cache of K or V, cached only.
 type Args struct {
 	Flags                     uint32
 	Q, QOut, K, KOut, V, VOut Tensor
@@ -320,7 +321,7 @@ type Args struct {
 	Fault                     Tensor // I64 [2]
 	PositionOffset            int64
 	TableRows                 TableRows
-	Norm                      *Norm   // with Config.Norm, and only then
+	Norm                      *Norm   // if and only if there is a Config.Norm
 	Cache                     *Cache  // nil: no cache is written
 	Quant                     *Quant  // nil: nothing is scaled
 	Input                     *Input  // nil: no row factors
@@ -331,23 +332,23 @@ type Args struct {
 type Norm struct {
 	QWeight, KWeight Tensor // the zero Tensor: 1
 	QBias, KBias     Tensor // NormLayer
-	// Backward: what Forward read, of tensors that are normed
+	// Backward: the inputs of Forward, for tensors that are normed
 	QIn, KIn, VIn Tensor
 	// Backward: rows [N, D] or [N, H, D] of F32 (F64: F64), to which the sums of N runs of tokens are added; the zero
-	// Tensor: not wanted
+	// Tensor: not computed
 	GradQWeight, GradKWeight Tensor
 	GradQBias, GradKBias     Tensor // NormLayer
 }
 
-// Cache is rope_cache_args_t: paged caches [pages, entries, heads, channels] of any strides, and where each token goes,
-// by Slots or by PageTable.
+// Cache is rope_cache_args_t: paged caches [pages, entries, heads, channels] of any strides, and each token's place in
+// them, by Slots or by PageTable.
 type Cache struct {
 	Flags          uint32
 	KCache, VCache Tensor
-	// The channels of k outside the window, in a type of their own, [pages, entries, heads, D - R]; KCache has the window
-	// alone, R.
+	// The channels of k outside the window, in a type of their own, [pages, entries, heads, D - R]; KCache then holds the
+	// window alone, R channels.
 	KPassCache Tensor
-	// [pages, entries, heads, G]: written beside caches of 8 bits, as Quant's beside outputs
+	// [pages, entries, heads, G]: scales of caches of 8 bits, written as Quant's are for outputs
 	KScales, VScales, KPassScales Tensor
 	Slots                         Tensor // I32 or I64 [T], or [N] for the first N tokens, or [B, S]: page * entries + entry
 	PageTable                     Tensor // I32 or I64 [B, any]: pages of each sequence; with PageIndptr one list for all
@@ -356,48 +357,48 @@ type Cache struct {
 	Positions                     Tensor // in the cache; the zero Tensor: those of the rotation
 }
 
-// Quant is rope_quant_args_t: scales of outputs and caches of 8 bits, whose codes are x / scale.
+// Quant is rope_quant_args_t: scales of outputs and caches of 8 bits. A code is x / scale.
 type Quant struct {
 	Flags uint32
-	// Of written scales: the least that a largest magnitude is taken for; 0: 1e-10 for F32, else none
+	// For written scales: lower bound of a group's largest magnitude; 0: 1e-10 for F32, else none
 	ScaleFloor float64
 	// F32 [1], or [H] with a scale for each head, above 0; the zero Tensor: 1
 	QScale, KScale, VScale Tensor
 	KPassScale             Tensor // of Cache.KPassCache
-	// Written instead, F32 or F8E8M0: the axes of the output with G in the place of channels, or [T, H, G/4, 4]. Each of
-	// G groups of neighbouring channels has the scale (largest magnitude) / (largest number of the output's type).
+	// Written instead, F32 or F8E8M0: the axes of the output with G instead of its channels, or [T, H, G/4, 4]. The scale
+	// of each of G groups of neighbouring channels is (largest magnitude) / (largest number of the output's type).
 	QScalesOut, KScalesOut, VScalesOut Tensor
-	AmaxOut                            Tensor // F32 [3], of q, k and v: raised to the largest magnitude of what is scaled
+	AmaxOut                            Tensor // F32 [3], of q, k and v: raised to the largest magnitude that is scaled
 }
 
 // Input is rope_input_args_t.
 type Input struct {
-	// The channels of q outside the window, those before it, then those behind it: the axes of Q with D - R. Q is then
-	// the window alone, R, and QOut, required, has D. Heads may share them, with a stride of 0. So for K, which needs
-	// KOut or a KCache. In Forward only.
+	// The channels of q outside the window, those before it, then those behind it: the axes of Q with D - R channels. Q
+	// then holds the window alone, R channels, and QOut, which is required, has D. Heads may share the channels, with a
+	// stride of 0. K and KPass work alike; K needs KOut or a KCache. In Forward only.
 	QPass, KPass Tensor
-	// Factors of rows, all channels of which they multiply. F32 or Config.Dtype, one of each token, [S], [B, S] or [T], or
-	// of each token and head, with an axis H behind these; the zero Tensor: 1. In Backward too.
+	// Factors of rows, which multiply all channels. F32 or Config.Dtype: one for each token, [S], [B, S] or [T], or for
+	// each token and head, with an axis H behind these; the zero Tensor: 1. In Backward too.
 	QRowFactor, KRowFactor, VRowFactor Tensor
 }
 
 const maxOperands = 48 // of rope_args_t and its groups
 
-// operands is the memory of a call's tensors. The shim puts it into the views, on the C stack: a struct that crosses into
-// C may hold Go pointers only where they are pinned, which needs Go 1.21.
+// operands is the memory of a call's tensors. The shim puts it into the views, on the C stack: a struct that crosses
+// into C may hold Go pointers only if they are pinned, which requires Go 1.21.
 type operands struct {
 	hosts     [maxOperands]unsafe.Pointer
 	addresses [maxOperands]C.uint64_t
 }
 
-// operand is a tensor and its C view, which has all but the memory.
+// operand is a tensor and its C view, which has everything except the memory.
 type operand struct {
 	field  string
 	tensor *Tensor
 	view   *C.rope_tensor_t
 }
 
-// add fills the views, and keeps their memory from the index `at` on.
+// add fills the views, and stores their memory from the index `at` on.
 func (o *operands) add(call string, device Device, at int, group []operand) error {
 	for i, operand := range group {
 		host, address, err := operand.tensor.fill(call, operand.field, device, operand.view)
@@ -511,20 +512,20 @@ func (d *Desc) rotate(direction C.int, call string, args *Args, text *errorText)
 	return text.of(status)
 }
 
-// Forward rotates those of Q, K and V that are given, norms and quantises them, and writes K and V to caches, where asked.
-// On the CPU the tensors are written when it returns; on CUDA the work is on the stream, and the memory must stay as it is
-// until the stream has done it.
+// Forward rotates the given ones of Q, K and V, norms and quantises them, and writes K and V to caches, as the
+// arguments specify. On the CPU the tensors are written when it returns. On CUDA the work is on the stream, and the
+// memory must not change until the stream has done it.
 func (d *Desc) Forward(args Args) error {
 	return d.rotate(C.ROPE_GO_FORWARD, "rope_forward", &args, &errorText{})
 }
 
-// Backward is the transpose: Q holds gradients of the outputs, QOut receives those of the inputs. With a norm it is the
-// gradient of both, and Args.Norm has Forward's inputs.
+// Backward is the transpose: Q holds gradients of the outputs, QOut receives those of the inputs. With a norm it
+// computes the gradient of both, and Args.Norm has Forward's inputs.
 func (d *Desc) Backward(args Args) error {
 	return d.rotate(C.ROPE_GO_BACKWARD, "rope_backward", &args, &errorText{})
 }
 
-// Explain says how a call would run: kernel, vector width, grid, bytes moved.
+// Explain describes how a call would run: kernel, vector width, grid, bytes moved.
 func (d *Desc) Explain(args Args) (string, error) {
 	var text errorText
 	if err := d.rotate(C.ROPE_GO_EXPLAIN, "rope_explain", &args, &text); err != nil {
@@ -533,7 +534,7 @@ func (d *Desc) Explain(args Args) (string, error) {
 	return C.GoString(text.pointer()), nil
 }
 
-// FillTables writes cos and sin at positions 0 to M - 1.
+// FillTables writes cos and sin of positions 0 to M - 1.
 func (d *Desc) FillTables(cos, sin Tensor, stream uintptr) error {
 	var c [2]C.rope_tensor_t
 	o := &operands{}

@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// What numbers mean is tested in the C library; here it is that they arrive.
+// The C library's tests check the meaning of numbers; these check that numbers arrive.
 
 const (
 	headDim = 32
@@ -122,7 +122,7 @@ func TestPackedTensor(t *testing.T) {
 	}
 }
 
-// normed is the RMS norm of each head, with weights plus 1.
+// normed computes the RMS norm of each head, with weights plus 1.
 func normed(data, weight []float32, eps float64) []float32 {
 	out := append([]float32(nil), data...)
 	for row := 0; row*headDim < len(out); row++ {
@@ -242,7 +242,7 @@ func TestOperandsOfGroups(t *testing.T) {
 	}
 }
 
-// numberOf is a number of 8 bits that is not negative, by its code: E4M3 has 3 bits of fraction, E5M2 has 2.
+// numberOf returns a nonnegative number of 8 bits from its code: E4M3 has 3 bits of fraction, E5M2 has 2.
 func numberOf(code uint8, fractionBits int) float64 {
 	exponent, number := int(code>>fractionBits), int(code)&(1<<fractionBits-1)
 	if exponent == 0 {
@@ -254,7 +254,7 @@ func numberOf(code uint8, fractionBits int) float64 {
 	return math.Ldexp(float64(number), exponent-bias-fractionBits)
 }
 
-// codeOf is the code of the number nearest to x, of two the even one; the largest at most.
+// codeOf returns the code of the number nearest to x, the even one of two, and at most the largest.
 func codeOf(x float32, fractionBits int) uint8 {
 	largest := uint8(0x7E)
 	if fractionBits == 2 {
@@ -395,7 +395,7 @@ func TestWrittenScales(t *testing.T) {
 }
 
 func TestPassAndLatentCaches(t *testing.T) {
-	const tokens, pass, before = 3, 16, 10 // channels outside the window, and of these before it
+	const tokens, pass, before = 3, 16, 10 // channels outside the window, and those of them before it
 	const all = pass + headDim
 	config := thdConfig(F32)
 	config.HeadDim, config.RotaryDim, config.RotaryOffset = all, headDim, before
@@ -413,7 +413,7 @@ func TestPassAndLatentCaches(t *testing.T) {
 			cache.KPassScales = Of(kPassScales, 1, tokens, 1, 2)
 			quant = &Quant{ScaleFloor: 3}
 		}
-		shared := Strided(qPass, 0, []int64{tokens, 2, pass}, []int64{pass, 0, 1}) // by both heads
+		shared := Strided(qPass, 0, []int64{tokens, 2, pass}, []int64{pass, 0, 1}) // shared by both heads
 		must(t, desc.Forward(Args{Q: Of(q, tokens, 2, headDim), QOut: Of(qOut, tokens, 2, all),
 			K: Of(k, tokens, 1, headDim), Cache: cache, Quant: quant,
 			Input: &Input{QPass: shared, KPass: Of(kPass, tokens, 1, pass)}}))
@@ -564,7 +564,7 @@ func TestTablesAnglesSequencesAndStarts(t *testing.T) {
 	near(t, sequences, rotated(given, 1, func(token int) int64 { return []int64{50, 7, 8, 9}[token] }))
 }
 
-// Every tensor of one call is another one, and each of them shows in the result.
+// Every tensor of one call is a different one, and each of them affects the result.
 func TestEveryOperand(t *testing.T) {
 	desc := newDesc(t, thdConfig(F32))
 	const rows = 20
@@ -614,7 +614,7 @@ func TestEveryOperand(t *testing.T) {
 	}
 }
 
-// What is refused by name has arrived.
+// A field that is refused by name has arrived.
 func TestEachFieldOfAConfig(t *testing.T) {
 	for words, set := range map[string]func(*Config){
 		"head_dim is 63:":                       func(c *Config) { c.HeadDim = 63 },
@@ -711,7 +711,7 @@ func TestEachParameterOfAScaling(t *testing.T) {
 		_, _, err := ScaledFrequencies(headDim, 1e4, scaling)
 		refused(t, err, words)
 	}
-	// LongRoPE's second array serves sequences that are longer than the original ones.
+	// LongRoPE's second array is for sequences longer than the original ones.
 	for length, wanted := range map[int64]float64{100: 0.5, 101: 0.25} {
 		invFreq, _, err := ScaledFrequencies(headDim, 1e4, Scaling{Type: ScalingLongrope, Factor: 2,
 			OriginalMaxPosition: 100, SequenceLength: length, ShortFactor: two, LongFactor: four})
@@ -897,7 +897,7 @@ func TestGoroutinesShareADescriptor(t *testing.T) {
 			defer group.Done()
 			for round := 0; round < 20; round++ {
 				q := append([]float32(nil), given...)
-				if wrong { // its text is its own, whatever threads run the others
+				if wrong { // each error has its own text, whatever other threads do
 					err := desc.Forward(Args{Q: Of(q, 64, headDim)})
 					if err == nil || !strings.Contains(err.Error(), "q") {
 						t.Errorf("'%v'", err)
@@ -931,7 +931,7 @@ func TestCloseAndFinalizer(t *testing.T) {
 	})
 }
 
-// freed checks that descriptors which are lost are destroyed: the library gives the memory of such a one to a later one.
+// freed checks that lost descriptors are destroyed: the library reuses their memory for later ones.
 func freed(t *testing.T, lose func() unsafe.Pointer) {
 	t.Helper()
 	lost := map[unsafe.Pointer]bool{}
@@ -1059,7 +1059,7 @@ func TestFormsOfGatingWithBiasesOfExperts(t *testing.T) {
 		swiglu.Close()
 		for i := range gate {
 			expert, row, column := i/width/rows, i/width%rows, i%width
-			var wanted [3]float64 // rows that do not exist stay as they are
+			var wanted [3]float64 // rows that do not exist are not written
 			if row < int(counts[expert]) {
 				const step = 1e-5
 				g, u := gate[i]+gateBias[expert*width+column], up[i]+upBias[expert*width+column]
@@ -1141,7 +1141,7 @@ func TestSwigluExplain(t *testing.T) {
 	}
 }
 
-// The gradients of RMS norms in Go's own arithmetic, of heads that are not turned.
+// The gradients of RMS norms in Go's own arithmetic, for heads without a rotation.
 func TestNormGradients(t *testing.T) {
 	config := thdConfig(F32)
 	config.Norm, config.NormEps = NormRMS, 1e-3
@@ -1292,7 +1292,7 @@ func TestCodesOfGating(t *testing.T) {
 }
 
 func TestGatingRoundedBeforeCodes(t *testing.T) {
-	// 1.015625 * 1.015625 = 1.031494 is 1.03125 in bf16, by which the largest code is reached exactly.
+	// 1.015625 * 1.015625 = 1.031494 is 1.03125 in bf16; with it, the largest code is reached exactly.
 	gate, out, scales := []BFloat16{0x3f82, 0x3f82}, make([]Float8E4M3, 2), make([]float32, 1)
 	for rounding, wanted := range map[int32]float32{0: float32(1.015625) * 1.015625 / 448, QuantRoundFirst: 1.03125 / 448.0} {
 		swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: BF16, Activation: ActivationReglu, QuantRounding: rounding})

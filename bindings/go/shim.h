@@ -1,9 +1,9 @@
 /* shim.h - calls of librope with flat arguments
  *
- * A Go struct that holds Go pointers may not cross into C; pointers by themselves may. So structs cross without their
- * pointers and are completed here, on the C stack, groups of operands like the args that point to them. A tensor's
- * memory is a pointer into a Go slice, or an address on a device, which Go keeps as a number. The text of an error is
- * fetched in the same call, because the goroutine may run on another thread in the next one.
+ * A Go struct that holds Go pointers may not cross into C; pointers by themselves may. Therefore structs cross without
+ * their pointers, and these functions complete them on the C stack: args, and the groups of operands that args points
+ * to. A tensor's memory is a pointer into a Go slice, or an address on a device, which Go keeps as a number. The text
+ * of an error is fetched in the call that fails, because the goroutine may run on another thread afterwards.
  */
 #ifndef ROPE_GO_SHIM_H
 #define ROPE_GO_SHIM_H
@@ -49,7 +49,7 @@ typedef struct rope_go_operands {
   rope_input_args_t input;
 } rope_go_operands_t;
 
-/* Completes args and its groups, of which an absent one is NULL. `addresses` has an entry for each tensor, in the order
+/* Completes args and its groups; an absent group is NULL. `addresses` has an entry for each tensor, in the order
  * of the parameters. */
 static inline void rope_go_complete(
     rope_go_operands_t *whole, const rope_args_t *args, const rope_norm_args_t *norm, const rope_cache_args_t *cache,
@@ -128,7 +128,7 @@ static inline void rope_go_complete(
   }
 }
 
-/* `text` receives the words of an error, and those of rope_explain. */
+/* `text` receives the text of an error, or that of rope_explain. */
 static inline rope_status_t rope_go_rotate(
     int call, const rope_desc_t *desc, const rope_args_t *args, const rope_norm_args_t *norm,
     const rope_cache_args_t *cache, const rope_quant_args_t *quant, const rope_input_args_t *input,
@@ -187,14 +187,14 @@ static inline rope_status_t rope_go_swiglu_create(const swiglu_config_t *config,
   return rope_go_noted(swiglu_desc_create(config, desc), error, size);
 }
 
-/* The same for SwiGLU. */
+/* A call's args of SwiGLU, and the groups that they may point to. */
 typedef struct rope_go_gating {
   swiglu_args_t args;
   swiglu_quant_args_t quant;
   swiglu_input_args_t input;
 } rope_go_gating_t;
 
-/* args points to the further inputs where one of them is given, and to a group of scales that is not NULL. */
+/* Sets args to point to the further inputs, if one of them is given, and to the group of scales, if it is not NULL. */
 static inline void rope_go_complete_gating(rope_go_gating_t *whole, const swiglu_args_t *args,
                                            const swiglu_quant_args_t *quant, const swiglu_input_args_t *input,
                                            const uint64_t *addresses, void *gate, void *up, void *out, void *row_scale,

@@ -11,16 +11,16 @@ type SwigluConfig struct {
 	DeviceIndex int32
 	Dtype       Dtype
 	NumThreads  int32   // CPU; 0: as many processors as the thread may run on
-	Alpha       float64 // factor inside the sigmoid; 0: 1
+	Alpha       float64 // factor inside the sigmoid; 0 stands for 1
 	Limit       float64 // gate at most Limit, up within +-Limit; 0: none
 	UpOffset    float64
-	OutScale    float64 // 0: 1
+	OutScale    float64 // 0 stands for 1
 
 	Activation      Activation // other than ActivationSwiglu with Alpha 0 or 1
-	GateSoftcap     float64    // the gate outside the sigmoid becomes cap * tanh(gate / cap); 0: it does not
-	UpSoftcap       float64    // so does up
+	GateSoftcap     float64    // the gate outside the sigmoid becomes cap * tanh(gate / cap); 0: no cap
+	UpSoftcap       float64    // cap of up, likewise
 	LimitRule       LimitRule
-	ProductRounding int32 // ProductRoundActivation: to a Dtype of 16 bits, before it meets up
+	ProductRounding int32 // ProductRoundActivation: the activation is rounded to a Dtype of 16 bits before the product
 	QuantRounding   int32 // QuantRoundFirst, or 0
 }
 
@@ -30,7 +30,7 @@ type Swiglu struct {
 	device Device
 }
 
-// NewSwiglu checks the config and loads what calls will need.
+// NewSwiglu checks the config and loads everything that calls need.
 func NewSwiglu(config SwigluConfig) (*Swiglu, error) {
 	c := C.swiglu_config_t{
 		struct_size:  C.sizeof_swiglu_config_t,
@@ -59,24 +59,24 @@ func NewSwiglu(config SwigluConfig) (*Swiglu, error) {
 	return swiglu, nil
 }
 
-// Close frees the descriptor, as Desc.Close does.
+// Close frees the descriptor, like Desc.Close.
 func (s *Swiglu) Close() {
 	C.swiglu_desc_destroy(s.desc)
 	s.desc = nil
 	runtime.SetFinalizer(s, nil)
 }
 
-// SwigluQuant is swiglu_quant_args_t: scales of an output of 8 bits, whose codes are x / scale.
+// SwigluQuant is swiglu_quant_args_t: scales of an output of 8 bits. A code is x / scale.
 type SwigluQuant struct {
 	Flags uint32 // those of Quant
-	// The least that a largest magnitude is taken for, with written scales; 0: 1e-10 for F32, else none
+	// For written scales: lower bound of a group's largest magnitude; 0: 1e-10 for F32, else none
 	ScaleFloor float64
 	Scale      Tensor // F32 [1], or [E] with experts, above 0; the zero Tensor: 1
-	// Written instead, F32 or F8E8M0: the first axes of Out, at least one, with experts two, and not all, then G, which
-	// may be split, [.., G/4, 4]. Each of G groups of neighbouring elements of Out's other axes has the scale (largest
+	// Written instead, F32 or F8E8M0: the first axes of Out (at least one, with experts two, and not all), then G, which
+	// may be split, [.., G/4, 4]. The scale of each of G groups of neighbouring elements of Out's other axes is (largest
 	// magnitude) / (largest number of Out's type).
 	ScalesOut   Tensor
-	AmaxOut     Tensor // F32 [1]: raised to the largest magnitude of what becomes 8 bits
+	AmaxOut     Tensor // F32 [1]: raised to the largest magnitude that becomes 8 bits
 	ScaleLayout ScaleLayout
 }
 
@@ -88,17 +88,17 @@ type SwigluArgs struct {
 	RowScale     Tensor
 	NumRows      Tensor
 	GradOut      Tensor // backward: required
-	GradGate     Tensor // backward: wanted where given, one of the three at least
+	GradGate     Tensor // backward: computed if given, at least one of the three
 	GradUp       Tensor
 	GradRowScale Tensor
-	GateBias     Tensor // [d], or [E, d] with ExpertRows; added first
+	GateBias     Tensor // [d], or [E, d] with experts; added before the activation
 	UpBias       Tensor
 	ExpertRows   Tensor // I32 or I64 [E], with Gate [E, N, .., d]: rows of each expert; not together with NumRows
 	// I32 or I64 [E + 1], with Gate [N, .., d]: expert e has rows ExpertOffsets[e] to ExpertOffsets[e + 1] - 1; not
 	// together with NumRows or ExpertRows
 	ExpertOffsets Tensor
-	// I32 or I64 [N], with RowScale [M]: row i takes RowScale[RowIndex[i]], and is left out where that is no entry;
-	// GradRowScale is [N] then
+	// I32 or I64 [N], with RowScale [M]: row i takes RowScale[RowIndex[i]], and is left out if there is no such entry;
+	// GradRowScale is then [N]
 	RowIndex Tensor
 	Quant    *SwigluQuant // forward; nil: nothing is scaled
 	Stream   uintptr      // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
@@ -155,8 +155,7 @@ func (s *Swiglu) Backward(args SwigluArgs) error {
 	return s.gate(C.ROPE_GO_BACKWARD, "swiglu_backward", &args, &errorText{})
 }
 
-// Explain says how a call would run, which is Backward's where GradOut is given: kernel, vector width, grid, bytes
-// moved.
+// Explain describes how a call would run (Backward if GradOut is given): kernel, vector width, grid, bytes moved.
 func (s *Swiglu) Explain(args SwigluArgs) (string, error) {
 	var text errorText
 	if err := s.gate(C.ROPE_GO_EXPLAIN, "swiglu_explain", &args, &text); err != nil {

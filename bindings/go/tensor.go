@@ -36,7 +36,7 @@ type Float8E5M2 uint8
 // Float8E8M0 holds the exponent of a power of two in OCP's E8M0, plus 127.
 type Float8E8M0 uint8
 
-// Element is what slices of tensors hold.
+// Element is the type of a slice's elements.
 type Element interface {
 	float32 | float64 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2 | Float8E8M0 | int32 | int64
 }
@@ -65,14 +65,13 @@ func dtypeOf[T Element]() Dtype {
 	}
 }
 
-// MaxRank is the most axes that a tensor has.
+// MaxRank is the largest number of axes of a tensor.
 const MaxRank = 4
 
-// Tensor is a view of memory. The zero Tensor is an absent operand. What is wrong with one is said by the call that it
-// is given to.
+// Tensor is a view of memory. The zero Tensor is an absent operand. A call reports the errors of its tensors.
 type Tensor struct {
-	host    unsafe.Pointer // the element with all indices 0, in a slice; nil for what lies on a device
-	address uintptr        // the same on a device
+	host    unsafe.Pointer // the element with all indices 0, in a slice; nil for memory of a device
+	address uintptr        // the address of that element on a device
 	dtype   Dtype
 	rank    int
 	shape   [MaxRank]int64
@@ -80,12 +79,13 @@ type Tensor struct {
 	wrong   error
 }
 
-// Of is a slice whose last axis lies together, as [tokens, heads, channels] usually does.
+// Of, the usual constructor, views a slice in row-major order, for example as [tokens, heads, channels].
 func Of[T Element](data []T, shape ...int64) Tensor {
 	return Strided(data, 0, shape, compact(shape))
 }
 
-// Strided is any strides, in elements, from the element at index start on. An input may repeat with stride 0.
+// Strided views a slice with any strides, in elements, from the element at index start on. An input may repeat with
+// stride 0.
 func Strided[T Element](data []T, start int64, shape, stride []int64) Tensor {
 	tensor := view(dtypeOf[T](), shape, stride)
 	if tensor.wrong != nil || tensor.isEmpty() {
@@ -94,7 +94,7 @@ func Strided[T Element](data []T, start int64, shape, stride []int64) Tensor {
 	low, high, length := start, start, int64(len(data))
 	for axis, n := range shape {
 		step := stride[axis]
-		if n > 1 && (step > length/(n-1) || step < -(length/(n-1))) { // so that nothing below overflows
+		if n > 1 && (step > length/(n-1) || step < -(length/(n-1))) { // so that no later product overflows
 			low, high = -1, length
 			break
 		}
@@ -113,20 +113,20 @@ func Strided[T Element](data []T, start int64, shape, stride []int64) Tensor {
 	return tensor
 }
 
-// At is memory of a device, compact.
+// At views memory of a device in row-major order.
 func At(address uintptr, dtype Dtype, shape ...int64) Tensor {
 	return StridedAt(address, dtype, shape, compact(shape))
 }
 
-// StridedAt is memory of a device with any strides, in elements. Nothing is known of it, so nothing is checked: it must
-// stay valid until the stream of the call has done its work.
+// StridedAt views memory of a device with any strides, in elements. The package cannot check this memory: it must stay
+// valid until the stream of the call has done its work.
 func StridedAt(address uintptr, dtype Dtype, shape, stride []int64) Tensor {
 	tensor := view(dtype, shape, stride)
 	tensor.address = address
 	return tensor
 }
 
-// Narrow is the part with indices start to start + length - 1 along an axis: the q heads of a packed tensor.
+// Narrow returns the part with indices start to start + length - 1 along an axis: the q heads of a packed tensor.
 func (t Tensor) Narrow(axis int, start, length int64) Tensor {
 	if t.wrong != nil {
 		return t
@@ -143,7 +143,7 @@ func (t Tensor) Narrow(axis int, start, length int64) Tensor {
 	return t
 }
 
-// Select is the slice at an index along an axis, without that axis.
+// Select returns the slice at an index along an axis, without that axis.
 func (t Tensor) Select(axis int, index int64) Tensor {
 	if t.wrong != nil {
 		return t
@@ -163,7 +163,7 @@ func (t Tensor) Select(axis int, index int64) Tensor {
 	return t
 }
 
-// Shape is the length of each axis.
+// Shape returns the length of each axis.
 func (t Tensor) Shape() []int64 { return append([]int64(nil), t.shape[:t.rank]...) }
 
 func (t *Tensor) isEmpty() bool {
@@ -222,7 +222,7 @@ func view(dtype Dtype, shape, stride []int64) Tensor {
 	return tensor
 }
 
-// fill writes the view, without its memory, which it returns.
+// fill writes the view without its memory, and returns the memory.
 func (t *Tensor) fill(call, field string, device Device, c *C.rope_tensor_t) (unsafe.Pointer, uintptr, error) {
 	if t.wrong != nil {
 		return nil, 0, invalid("%s: %s: %s", call, field, t.wrong.(*Error).Text)
@@ -244,7 +244,7 @@ func (t *Tensor) fill(call, field string, device Device, c *C.rope_tensor_t) (un
 	return t.host, t.address, nil
 }
 
-// first is the address of a slice's first element, nil if it has none.
+// first returns the address of a slice's first element, or nil if it has none.
 func first[T any](data []T) unsafe.Pointer {
 	if len(data) == 0 {
 		return nil

@@ -1,11 +1,12 @@
-# backend.py - the build backend: scikit-build-core, for a library whose sources lie outside this folder
-"""A source distribution brings the library's sources along. A wheel says in its name which C library it needs at least,
-read from the symbols of the library inside, and, built from a checkout, for what the library was built: 0.1.0+cpu,
-0.1.0+cu13. Of a source distribution the version stays as it is, because it has been published.
+# backend.py - the build backend: scikit-build-core, for a library with its sources outside this folder
+"""A source distribution contains the library's sources. A wheel's name states the oldest C library that it needs, read
+from the symbols of the library inside. If the wheel is built from a checkout, its version also states what the library
+was built for: 0.1.0+cpu, 0.1.0+cu13. The version of a source distribution is not changed, because it has been
+published.
 
-prepare_metadata_for_build_wheel is not here: the version is known when the library has been built. Nor is
-build_editable: the package would not find the library, which lies elsewhere than its files. In a checkout PYTHONPATH and
-ROPE_LIB_DIR do the same."""
+prepare_metadata_for_build_wheel is missing because the version depends on the library that was built. build_editable is
+missing because the package would not find the library, which is in another folder than its files. In a checkout
+PYTHONPATH and ROPE_LIB_DIR do the same."""
 import base64
 import hashlib
 import os
@@ -25,7 +26,7 @@ LIBRARY = "librope/lib/librope.so.0"
 BUILTINS = "librope/lib/librope_python.so"
 TORCH_OPERATORS = "librope/lib/librope_torch.so"
 OF_THE_C_LIBRARY = r"lib(c|m|dl|rt|pthread)\.so\.[0-9]|ld-linux.*"
-# libtorch, which calls TORCH_OPERATORS, has loaded these. Every system with the GNU C library 2.24 has the versions.
+# libtorch, which calls TORCH_OPERATORS, has loaded these. Every system with the GNU C library 2.24 has these versions.
 OF_CXX = r"libstdc\+\+\.so\.6|libgcc_s\.so\.1"
 CXX_VERSIONS = {"GLIBCXX": (3, 4, 21), "CXXABI": (1, 3, 9), "GCC": (4, 3, 0)}
 CXX_MINOR = 24
@@ -40,7 +41,7 @@ def build_sdist(sdist_directory, config_settings=None):
             copy(project / name, folder)
         for name in ("CMakeLists.txt", "include", "src"):
             copy(project.parents[1] / name, folder)
-        native = Path(folder, project.relative_to(project.parents[1]))  # where CMakeLists.txt finds it
+        native = Path(folder, project.relative_to(project.parents[1]))  # CMakeLists.txt looks for it there
         native.mkdir(parents=True)
         copy(project / "native", native)
         os.chdir(folder)
@@ -68,7 +69,7 @@ def copy(source, folder):
 
 
 def rename(wheel, folder, with_flavour):
-    """Writes the wheel to the folder under the name that its library asks for, which is returned."""
+    """Writes the wheel to the folder under the name that its library requires, and returns the name."""
     name, version, *build_tag, python, abi, system = wheel.stem.split("-")
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(wheel) as old:
@@ -107,7 +108,8 @@ def replaced(contents, line, new_line):
 
 
 def system_tag(system, libraries, torch_operators):
-    """manylinux_2_N_… for linux_… where all need the GNU C library 2.N and nothing else, but for C++'s of the last."""
+    """Replaces linux_… by manylinux_2_N_… if all of the libraries need the GNU C library 2.N and nothing else;
+    torch_operators may also need C++'s."""
     minors = []
     for contents, other_libraries, other_versions in (
             *[(library, r"(?!)", {}) for library in libraries], (torch_operators, OF_CXX, CXX_VERSIONS)):

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-# bench.py - what the package's calls cost the host, beside others that do the same in the same process
+# bench.py - measures what the package's calls cost the host, beside others that do the same in the same process
 """usage: bench.py [--device cuda|cpu] [--only GLOB]... [--operator FILE] [--json FILE] [--quick] [--list]
 
-  --device    where tensors are; a GPU if there is one. On the CPU the same rows run on small tensors
+  --device    where tensors are: by default a GPU if there is one. On the CPU the same rows run on small tensors
   --only      rows whose names match; --list prints the names
-  --operator  the shared object of tests/bench/torch_operator.cpp, "the operator"; where there is no FILE it is compiled
-              to it, by $CXX against the torch of this Python. Without it rows beside the operator are not measured
+  --operator  the shared object of tests/bench/torch_operator.cpp, "the operator". If there is no FILE, $CXX compiles it
+              against the torch of this Python. Without it rows beside the operator are not measured
   --json      writes every figure to FILE
-  --quick     a few calls, and torch.compile generates no code: whether every row works; its times mean nothing
+  --quick     a few calls, and torch.compile generates no code: checks that every row works; the times mean nothing
 
-Needs torch, and for the rows that name them NumPy, transformers, Liger and flash-attn. The library is the one that the
-package finds (ROPE_LIBRARY, ROPE_LIB_DIR). Exits 1 where a row failed; a ratio that is too high is no failure.
+It needs torch, and for the rows that name them NumPy, transformers, Liger and flash-attn. The library is the one that
+the package finds (ROPE_LIBRARY, ROPE_LIB_DIR). It exits with 1 if a row failed; a ratio that is too high is no failure.
 
-Method: every entry, and what stands beside it, is compared with a formula in double first. Then they take turns, a
-batch of each (A, B, A, B), with the device idle before a batch. Rows of "host" time 20 calls, and wait for the device
-outside of the time: few enough that no launch waits for a place in the device's queue. Rows of "whole" time until the
-device is done. Times are medians over the batches, a ratio is the median of those of neighbouring batches. "at most" is
-what is demanded on an H200. Without a GPU, CUDA graphs are not measured.
+Method: every entry and every candidate beside it are first compared with a formula in double. Then they run
+alternately, a batch of each (A, B, A, B), with the device idle before a batch. Rows of "host" time 20 calls, and wait
+for the device outside of the time: so few calls never wait for a place in the device's queue. Rows of "whole" time
+until the device is done. Times are medians over the batches; a ratio is the median of the ratios of neighbouring
+batches. "at most" is the limit for an H200. Without a GPU, CUDA graphs are not measured.
 """
 from __future__ import annotations
 
@@ -48,35 +48,35 @@ from librope.torch import apply_rotary, rotary_step, swiglu
 
 ROOT = Path(__file__).resolve().parents[2]
 THETA = 10000.0
-CALLS = 20  # of a batch, where it is not one step of a model
+CALLS = 20  # calls of a batch, unless it is one step of a model
 
-# As 2-norms, relative. Formulas in torch round more often than once, and round their tables.
+# Relative errors of 2-norms. Formulas in torch round more often than once, and round their tables.
 ALLOWED_ERROR = 1e-2  # in BF16
 ALLOWED_ERROR_OF_MODELS = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 class NotHere(Exception):
-    """This cannot run here; the text says why."""
+    """The row cannot run on this machine; the text says why."""
 
 
 class Prepared(NamedTuple):
     call: Callable[[], Any]  # returns the results, unless `results` does
-    expected: Optional[Callable[[], Sequence[Tensor]]]  # in double, of what the inputs hold now; None: no values
+    expected: Optional[Callable[[], Sequence[Tensor]]]  # in double, from the inputs as they are now; None: no values
     allowed_error: float = ALLOWED_ERROR
     results: Optional[Callable[[], Any]] = None
-    batch: Optional[Callable[[int], Any]] = None  # so many calls, where that is no loop in Python
+    batch: Optional[Callable[[int], Any]] = None  # makes this many calls, if that is no loop in Python
 
 
 class Candidate(NamedTuple):
     name: str
     prepare: Callable[[], Prepared]  # raises NotHere
-    demanded: Optional[float] = None  # the entry takes at most so many times as long
+    demanded: Optional[float] = None  # the entry's time is at most this multiple
 
 
 class Row(NamedTuple):
     shape: str
     entry: Candidate
-    references: Sequence[Candidate]  # the entry is compared with one after the other
+    references: Sequence[Candidate]  # the entry is compared with each of them
     is_whole: bool = False
     needs_grad: bool = False
     calls: int = CALLS
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 
 def check(name: str, prepared: Prepared) -> float:
-    """The relative error of a call. RuntimeError: it is too large."""
+    """The relative error of a call. Raises RuntimeError if it is too large."""
     if prepared.expected is None:
         return 0.0
     expected = prepared.expected()
@@ -114,7 +114,7 @@ def batch_of(prepared: Prepared) -> Callable[[int], Any]:
 
 
 def measure(batches: Sequence[Callable[[int], Any]], row: Row, bench: Bench) -> List[List[float]]:
-    """Seconds a call of each, batch by batch."""
+    """Seconds per call of each, batch by batch."""
     if bench.is_quick:
         calls, warm_ups, min_rounds, max_rounds, seconds = 2, 1, 3, 3, 0.0
     else:
@@ -141,7 +141,7 @@ def measure(batches: Sequence[Callable[[int], Any]], row: Row, bench: Bench) -> 
 
 
 def run(name: str, row: Row, bench: Bench) -> Dict[str, Any]:
-    """All that is known of a row: its times, or why there are none."""
+    """The row's result: its times, or why there are none."""
     result: Dict[str, Any] = {
         "row": name, "entry": row.entry.name, "shape": row.shape, "measure": "whole" if row.is_whole else "host",
         "reference": " + ".join(candidate.name for candidate in row.references), "errors": {}}
@@ -150,11 +150,11 @@ def run(name: str, row: Row, bench: Bench) -> Dict[str, Any]:
             candidates = {candidate.name: candidate.prepare() for candidate in (row.entry, *row.references)}
             result["errors"] = {what: check(what, prepared) for what, prepared in candidates.items()}
             entry, *others = measure([batch_of(prepared) for prepared in candidates.values()], row, bench)
-            for what, prepared in candidates.items():  # once more: compiled CUDA graphs are replayed by now
+            for what, prepared in candidates.items():  # again: compiled CUDA graphs are replayed by now
                 check(what, prepared)
     except NotHere as reason:
         return {**result, "message": f"not measured: {reason}"}
-    except Exception as reason:  # one that fails must not end the others
+    except Exception as reason:  # one failing row must not end the others
         return {**result, "message": f"failed: {type(reason).__name__}: {reason}"}
     references = [statistics.median(times) for times in others]
     ratios = sorted(mine / sum(theirs) for mine, *theirs in zip(entry, *others))
@@ -173,7 +173,7 @@ TORCH_VERSION = torch.__version__.partition("+")[0]
 
 
 def compile_operator(file: Path) -> None:
-    """By one call of the compiler: torch.utils.cpp_extension needs ninja and setuptools besides."""
+    """Calls the compiler once: torch.utils.cpp_extension would also need ninja and setuptools."""
     folder = Path(torch.__file__).parent
     command = [
         os.environ.get("CXX", "c++"), "-O2", "-std=c++20", "-shared", "-fPIC",
@@ -190,7 +190,7 @@ def compile_operator(file: Path) -> None:
 
 
 class Bench:
-    """Where and how this run measures."""
+    """The device and the method of this run."""
 
     def __init__(self, device: str, operator: Optional[str] = None, is_quick: bool = False) -> None:
         self.is_gpu = device == "cuda"
@@ -204,7 +204,7 @@ class Bench:
 
     @functools.cached_property
     def _loaded(self) -> Tuple[Any, str]:
-        """torch.ops.rope_bench, or why it is not there."""
+        """torch.ops.rope_bench, or the reason why it does not exist."""
         if self._operator is None:
             return None, "it needs --operator"
         file = Path(self._operator).resolve()
@@ -230,7 +230,7 @@ class Bench:
 
     @functools.cached_property
     def has_own_operators(self) -> bool:
-        """Whether librope's operators in C++ are loaded: those in Python are registered for no device."""
+        """Whether librope's operators in C++ are loaded. Those in Python are not registered for a device."""
         names = torch._C._dispatch_get_registrations_for_dispatch_key("CUDA" if self.is_gpu else "CPU")
         return any(name.startswith("librope::") for name in names)
 
@@ -239,7 +239,7 @@ class Bench:
         return 1.5 if _calls.why_ctypes else 1.15
 
     def handle(self, config: Any, **fields: Any) -> int:
-        """A descriptor of the library for this device, which lives as long as the process."""
+        """A descriptor of the library for this device. It lives as long as the process."""
         fields.setdefault("device", librope.Device.CUDA if self.is_gpu else librope.Device.CPU)
         for field, value in dict(fields, struct_size=ctypes.sizeof(config)).items():
             setattr(config, field, value)
@@ -251,8 +251,8 @@ class Bench:
         return pointer.value
 
     def compiled(self, function: Any, mode: Optional[str] = None) -> Any:
-        """By torch.compile, as a function that it has not seen: it goes through all that it has compiled of a code
-        object until one fits, so that a later one would pay for those before it."""
+        """Compiles the function with torch.compile, as a function with a code object of its own. torch.compile tries
+        all compiled versions of a code object until one fits, so that a later version would pay for earlier ones."""
         how: Dict[str, Any] = dict(backend="aot_eager") if self.is_quick else dict(mode=mode)
         unseen = types.FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
@@ -269,14 +269,14 @@ def angles_of(positions: Tensor, head_dim: int) -> Tensor:
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """In double, by halves."""
+    """In double, with pairs of halves."""
     a, b = x.detach().double().chunk(2, -1)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 def rotation_formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tuple[Tensor, Tensor]:
-    """As Hugging Face's models compute it, with tables [B, S, D]."""
+    """The formula of Hugging Face's models, with tables [B, S, D]."""
 
     def rotate(x: Tensor) -> Tensor:
         a, b = x.chunk(2, -1)
@@ -287,7 +287,7 @@ def rotation_formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Tuple[Te
 
 
 class Rotation:
-    """q and k of so many tokens at random positions: "thd", or "bhsd" as Hugging Face's attention has them."""
+    """q and k of this many tokens at random positions, "thd", or "bhsd" as in Hugging Face's attention."""
 
     def __init__(
             self, bench: Bench, layout: Literal["bhsd", "thd"], tokens: int = 8, is_backward: bool = False) -> None:
@@ -324,7 +324,7 @@ class Rotation:
     def in_place(self, forward: Callable[[], Any]) -> Prepared:
         return self.prepared(forward, lambda: (self.q, self.k))
 
-    # What is measured. Methods are looked up before.
+    # The measured functions. Methods are looked up before.
 
     def desc(self) -> librope.RopeDesc:
         return librope.RopeDesc(head_dim=self.head_dim, dtype="bf16", style="half", layout=self.layout, theta=THETA)
@@ -380,13 +380,13 @@ class Rotation:
         return self.prepared(lambda: call(q, k, cos, sin))
 
     def liger(self) -> Prepared:
-        """It may rotate q, k and their gradients where they lie."""
+        """Liger may rotate q, k and their gradients in place."""
         apply = peer(self.bench, "liger_kernel.transformers.rope").liger_rotary_pos_emb
         q, k, (cos, sin) = self.q, self.k, self.tables
         return self.prepared(lambda: apply(q, k, cos, sin))
 
     def flash_attn(self) -> Prepared:
-        """[B, S, H, D], one call for each tensor."""
+        """On [B, S, H, D], with one call for each tensor."""
         apply = peer(self.bench, "flash_attn.layers.rotary").apply_rotary_emb
         cos, sin = (x[0, :, :self.head_dim // 2].contiguous() for x in self.tables)
         q, k = self.q, self.k
@@ -441,7 +441,8 @@ def compiled_row(bench: Bench, tokens: int, is_backward: bool) -> Row:
 
 
 class NumpyRotation:
-    """One token on the CPU, wherever the other rows are: by NumPy, and by the library alone with filled args."""
+    """One token on the CPU, independent of the device of other rows: with NumPy, and with the library alone and filled
+    args."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -469,7 +470,7 @@ class NumpyRotation:
 
     def desc(self) -> Prepared:
         try:
-            q, k, positions = (x.numpy() for x in (self.q, self.k, self.positions))  # of the same memory
+            q, k, positions = (x.numpy() for x in (self.q, self.k, self.positions))  # on one memory
         except RuntimeError as error:
             raise NotHere(str(error)) from None
         desc = librope.RopeDesc(head_dim=self.head_dim, dtype="f32", style="half", layout="thd", theta=THETA)
@@ -587,8 +588,8 @@ PROMPT, TRAINED = 16, 64  # tokens before the one that is decoded; tokens of a t
 
 
 class Models:
-    """The same random Llama as it is, patched, and in double. While one is patched, those that are not go through
-    patch's wrapper of transformers' rotation, too: 0.1 us a layer in eager, nothing where it is compiled."""
+    """One random Llama: original, patched, and in double. While one is patched, the others use patch's wrapper of
+    transformers' rotation, too: it costs 0.1 us a layer in eager, and nothing when compiled."""
 
     def __init__(self, bench: Bench) -> None:
         try:
@@ -612,7 +613,8 @@ class Models:
 
 @functools.lru_cache(maxsize=None)
 def models_of(bench: Bench, is_captured: bool) -> Models:
-    """Those that are captured are others: torch keeps the stream on which a parameter's gradient was first computed."""
+    """Captured models are separate objects: torch keeps the stream on which a parameter's gradient was first
+    computed."""
     with torch.random.fork_rng():
         torch.manual_seed(22)
         return Models(bench)
@@ -627,7 +629,7 @@ def decode_step(bench: Bench, models: Models, model: Any, transform: Callable[[A
     lengths = [layer.cumulative_length for layer in cache.layers]
 
     def decode(token: Tensor, position: Tensor) -> Tensor:
-        for length in lengths:  # the same token again in each step
+        for length in lengths:  # each step has one token of the same value
             length.fill_(PROMPT)
         return model(token, position_ids=position, past_key_values=cache).logits
 
@@ -638,7 +640,7 @@ def decode_step(bench: Bench, models: Models, model: Any, transform: Callable[[A
 
 
 def training_step(bench: Bench, models: Models, model: Any, transform: Callable[[Any], Any]) -> Prepared:
-    """Forward, loss and backward; an optimizer would cost the same on both sides."""
+    """Forward, loss and backward. An optimizer would cost the same on both sides."""
     ids = models.ids
 
     def loss_of(ids: Tensor) -> Tensor:
@@ -685,13 +687,13 @@ def captured(prepared: Prepared) -> Prepared:
         captured_results = prepared.call()
 
     def results() -> Any:
-        # Reads `prepared`, whose tensors the graph works on, and which must live as long.
+        # This function keeps `prepared` alive, and so the tensors that the graph uses.
         return captured_results if prepared.results is None else prepared.results()
 
     return prepared._replace(call=graph.replay, results=results)
 
 
-# Keys of rows: how the step runs, and how many times as long a patched one may take.
+# Keys of rows: how the step runs, and the limit of the patched time as a multiple.
 MODES = {
     "eager": ("eager", 1.0),
     "compiled": ("compiled", 1.02),
@@ -756,7 +758,7 @@ def rows_of(bench: Bench) -> Dict[str, Callable[[], Row]]:
 
 
 def line_of(result: Dict[str, Any]) -> str:
-    """Of the table."""
+    """A line of the table."""
     if "us" not in result:
         return f"| {result['entry']} | {result['shape']} | {result['measure']} | | {result['reference']} | | | | |"
     demanded = result.get("demanded")
@@ -782,7 +784,7 @@ def main() -> int:
         print("\n".join(rows_of(bench)))
         return 0 if options.list else 2
     torch.manual_seed(22)
-    if not bench.is_gpu:  # tensors are small, and what is measured is not how threads wake up
+    if not bench.is_gpu:  # tensors are small, and the time of waking threads is not to be measured
         torch.set_num_threads(1)
     document = {
         "program": "bench.py", "format": 1, "library": librope.build_info(), "torch": torch.__version__,

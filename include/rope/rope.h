@@ -255,7 +255,7 @@ enum {
  *
  * This version serves norms, row factors, what is not turned, and in rope_forward q_pass and k_pass, caches, and outputs
  * and caches of F8_E4M3 and F8_E5M2 with static scales, written ones or none. The rest is refused by name, with
- * NOT_SUPPORTED: of RoPE F4_E2M1X2 and written scales of F8_E4M3; of SwiGLU `quant` in swiglu_backward. */
+ * NOT_SUPPORTED: of RoPE F4_E2M1X2 and written scales of F8_E4M3; of SwiGLU gradients and columns of 4 bits. */
 
 /* What a norm makes of the n channels x of a head. r is the number nearest to 1/sqrt(v), with F64 the quotient of 1 and
  * the root; w is the weight plus norm_weight_offset, 1 where no weight is given:
@@ -889,7 +889,8 @@ ROPE_API void swiglu_desc_destroy(swiglu_desc_t *desc);
 /* Scales of an output of 8 or 4 bits. Codes, their rounding, flags, the floor and the formulas of written scales are
  * those of rope_quant_args_t; out has the values of swiglu_forward, rounded to the descriptor's dtype first with
  * ROPE_QUANT_ROUND_FIRST (F16 and BF16). With neither scale nor scales_out codes are those of the values themselves. Rows
- * that are not written have no scales and raise nothing. From F64 nothing becomes 8 or 4 bits: NOT_SUPPORTED.
+ * that are not written have no scales and raise nothing. From F64 nothing becomes 8 or 4 bits, and no gradient becomes 4
+ * bits: NOT_SUPPORTED. `scale` and the flags are for all outputs of a call.
  *   MXFP8 is an out of F8_E4M3 with scales_out F8_E8M0 [N, d/32], MXFP4 an out of F4_E2M1X2 with the same scales. NVFP4
  * is an out of F4_E2M1X2 with scales_out F8_E4M3 [N, d/16] and the global factor g in `scale`, as a rule 448 * 6 / amax
  * of the whole tensor. TransformerEngine (MXFP8), vLLM and flashinfer (NVFP4) round the values first. Of NVFP4
@@ -909,13 +910,48 @@ typedef struct swiglu_quant_args {
    * has an even number of channels. SWIGLU_SCALE_LAYOUT_128X4 has shapes of its own. */
   rope_tensor_t scales_out;
   rope_tensor_t amax_out; /* F32 [1], as in rope_quant_args_t: of all that becomes 8 or 4 bits */
-  int32_t scale_layout;   /* of scales_out: a SWIGLU_SCALE_LAYOUT_ value */
+  int32_t scale_layout;   /* of written scales: a SWIGLU_SCALE_LAYOUT_ value */
   int32_t reserved0;      /* 0 */
+  /* Backward: written scales of grad_gate and grad_up of 8 bits, as scales_out is those of out. */
+  rope_tensor_t grad_gate_scales_out, grad_up_scales_out;
 } swiglu_quant_args_t;
 
 /* A swiglu_quant_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
-#define SWIGLU_QUANT_ARGS_INIT \
-  { sizeof(swiglu_quant_args_t), 0, 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, 0, 0 }
+#define SWIGLU_QUANT_ARGS_INIT                                                                                       \
+  {                                                                                                                  \
+    sizeof(swiglu_quant_args_t), 0, 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, 0, 0, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT                                                                                             \
+  }
+
+/* The outputs of a call once more as 8 bits, each with scales of its own: for a product that sums over rows, as that of a
+ * weight's gradient (MXFP8 training: groups of 32 rows). Values, roundings, codes and scales are those of
+ * swiglu_quant_args_t, but that a group is of neighbouring rows instead of channels: entries of gate's first axis, or
+ * with expert_rows of its second one. Rows that do not exist count for nothing, and a group that has no others has no
+ * scale. The outputs here share no element with another tensor. Each output has its place in `quant` and here, in one of
+ * them or in both; one call computes all from one reading of its inputs where they are matrices of 16-bit data without
+ * further inputs, in groups of 32. */
+typedef struct swiglu_column_args {
+  uint32_t struct_size;   /* sizeof(swiglu_column_args_t) */
+  uint32_t flags;         /* ROPE_QUANT_FLAG_POWER_OF_TWO or 0: of the scales here */
+  double scale_floor;     /* as in rope_quant_args_t: of the scales here */
+  int32_t scale_layout;   /* of the scales here: a SWIGLU_SCALE_LAYOUT_ value */
+  int32_t reserved0;      /* 0 */
+  rope_tensor_t amax_out; /* F32 [1], raised as that of `quant` */
+  /* Of 8 bits and gate's shape, with any strides: forward out, backward the two gradients. An output without scales has
+   * the static scale of `quant`, with which it is the same codes in another place. */
+  rope_tensor_t out, grad_gate, grad_up;
+  /* F32 or F8_E8M0: gate's shape with G groups of rows in the place of the rows, whose number G divides: gate [N, d] has
+   * [N/32, d]. Any strides. With SWIGLU_SCALE_LAYOUT_128X4 a row of the matrix is a channel: [128 ceil(d/128),
+   * 4 ceil(G/4)] with d channels of a row and groups of 32 rows; with expert_rows [E, ..] with a matrix for each expert. */
+  rope_tensor_t scales_out, grad_gate_scales_out, grad_up_scales_out;
+} swiglu_column_args_t;
+
+/* A swiglu_column_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
+#define SWIGLU_COLUMN_ARGS_INIT                                                                                       \
+  {                                                                                                                   \
+    sizeof(swiglu_column_args_t), 0, 0, 0, 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT                                                          \
+  }
 
 /* Further inputs. Values are read where they lie when the kernel runs.
  *
@@ -955,9 +991,10 @@ typedef struct swiglu_args {
   uint32_t struct_size;    /* sizeof(swiglu_args_t) */
   uint32_t flags;          /* ROPE_FLAG_ values */
   rope_tensor_t gate, up;  /* required */
-  rope_tensor_t out;       /* forward: required, of the descriptor's dtype, F8_E4M3, F8_E5M2 or F4_E2M1X2 (d even, the
-                              last axis d/2; with num_rows rank 2 at least); of 8 or 4 bits it shares no element with an
-                              input. Backward: if given, the output again (activation checkpointing) */
+  rope_tensor_t out;       /* forward: required unless `column` has it, of the descriptor's dtype, F8_E4M3, F8_E5M2 or
+                              F4_E2M1X2 (d even, the last axis d/2; with num_rows rank 2 at least); of 8 or 4 bits it
+                              shares no element with an input. Backward: if given, the output again (activation
+                              checkpointing), of the descriptor's dtype */
   rope_tensor_t row_scale; /* a factor of the output for each row (a router's weight): F32 or the descriptor's dtype;
                               its axes are the first ones of gate, at least one and not all: [N] for gate [N, d] and
                               for [N, d/32, 32]; with row_index [M]. Absent: 1 */
@@ -965,18 +1002,21 @@ typedef struct swiglu_args {
                               when the kernel runs and held within 0 to its length; the others are neither read nor
                               written. Absent: all */
   rope_tensor_t grad_out;  /* backward: required; forward: absent */
-  rope_tensor_t grad_gate, grad_up; /* backward: an absent gradient is not wanted, one of the three is required */
+  rope_tensor_t grad_gate, grad_up; /* backward: an absent gradient is not wanted, one of the three, or of `column`, is
+                                       required; of the descriptor's dtype, F8_E4M3 or F8_E5M2. Where one gradient has 8
+                                       bits, no output shares an element with an input */
   rope_tensor_t grad_row_scale;     /* shape and dtype of row_scale, which must be given; with row_index [N], row i's
                                        gradient being entry i */
   const swiglu_quant_args_t *quant; /* NULL: nothing is scaled; host memory, as the next one */
   const swiglu_input_args_t *input; /* NULL: no bias and no experts */
+  const swiglu_column_args_t *column; /* NULL: no further outputs */
 } swiglu_args_t;
 
 /* A swiglu_args_t whose tensors are absent and whose other members are 0, but for struct_size. */
-#define SWIGLU_ARGS_INIT                                                                                     \
-  {                                                                                                          \
-    sizeof(swiglu_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT,        \
-        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, NULL, NULL \
+#define SWIGLU_ARGS_INIT                                                                                           \
+  {                                                                                                                \
+    sizeof(swiglu_args_t), 0, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT,              \
+        ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, ROPE_TENSOR_INIT, NULL, NULL, NULL \
   }
 
 /* With gate and up after their biases, g = min(gate, limit), u = up within +-limit, s that of the activation at g,

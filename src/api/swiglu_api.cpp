@@ -34,17 +34,17 @@ rope_status_t create_swiglu(const swiglu_config_t *given, swiglu_desc **desc_out
   return ROPE_STATUS_SUCCESS;
 }
 
-// The problem of a call, and how it runs; no plan where the problem is empty.
+// The problems of a call, and how they run; no plan where they are empty.
 struct PlannedCall {
-  SwigluProblem problem;
-  SwigluPlan plan;
+  SwigluCall call;
+  SwigluCallPlan plan;
 };
 
 rope_status_t plan_call(const char *function, const swiglu_desc *desc, const swiglu_args_t &args, bool is_backward,
-                        PlannedCall *call) {
-  ROPE_TRY(make_swiglu_problem(function, desc->dtype, desc->form, args, is_backward, &call->problem));
-  if (call->problem.is_empty()) return ROPE_STATUS_SUCCESS;
-  return plan_swiglu(function, call->problem, desc->device, &call->plan);
+                        PlannedCall *planned) {
+  ROPE_TRY(make_swiglu_call(function, desc->dtype, desc->form, args, is_backward, &planned->call));
+  if (planned->call.is_empty()) return ROPE_STATUS_SUCCESS;
+  return plan_swiglu_call(function, planned->call, desc->device, &planned->plan);
 }
 
 rope_status_t apply_swiglu(const char *function, const swiglu_desc *desc, const swiglu_args_t *given, bool is_backward,
@@ -54,10 +54,10 @@ rope_status_t apply_swiglu(const char *function, const swiglu_desc *desc, const 
   const swiglu_args_t *args;
   ROPE_TRY(import_args(function, "args", given, kSwigluArgsFirstSize, &copy, &args));
   if (!desc->device.is_cuda) ROPE_TRY(check_cpu_stream(function, stream));
-  PlannedCall call;
-  ROPE_TRY(plan_call(function, desc, *args, is_backward, &call));
-  if (call.problem.is_empty()) return ROPE_STATUS_SUCCESS;
-  return desc->backend->run_swiglu(function, call.problem, call.plan, desc->device_index, stream);
+  PlannedCall planned;
+  ROPE_TRY(plan_call(function, desc, *args, is_backward, &planned));
+  if (planned.call.is_empty()) return ROPE_STATUS_SUCCESS;
+  return desc->backend->run_swiglu(function, planned.call, planned.plan, desc->device_index, stream);
 }
 
 rope_status_t explain(const swiglu_desc *desc, const swiglu_args_t *given, char *text, size_t size) {
@@ -67,9 +67,9 @@ rope_status_t explain(const swiglu_desc *desc, const swiglu_args_t *given, char 
   swiglu_args_t copy;
   const swiglu_args_t *args;
   ROPE_TRY(import_args(function, "args", given, kSwigluArgsFirstSize, &copy, &args));
-  PlannedCall call;
-  ROPE_TRY(plan_call(function, desc, *args, args->grad_out.ndim != 0, &call));
-  explain_swiglu(call.problem, call.plan, desc->device, text, size);
+  PlannedCall planned;
+  ROPE_TRY(plan_call(function, desc, *args, args->grad_out.ndim != 0, &planned));
+  explain_swiglu(planned.call, planned.plan, desc->device, text, size);
   return ROPE_STATUS_SUCCESS;
 }
 

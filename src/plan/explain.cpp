@@ -114,18 +114,27 @@ void explain_rope(const RopeProblem &problem, const RopePlan &plan, const Device
   words.say_launch(work, launch, moved_bytes(problem));
 }
 
-void explain_swiglu(const SwigluProblem &problem, const SwigluPlan &plan, const DeviceInfo &device, char *text,
+// The first launch, and how many follow it.
+void explain_swiglu(const SwigluCall &call, const SwigluCallPlan &call_plan, const DeviceInfo &device, char *text,
                     size_t size) {
+  const SwigluProblem &problem = call.problems[0];
   const CallWords words = {"swiglu", problem.dtype, problem.is_backward ? "backward" : "forward", text, size};
   if (problem.is_empty()) return words.say_nothing_is("gated");
-  if (!device.is_cuda) return words.say_tasks("", plan.num_tasks, device.num_threads, moved_bytes(problem));
-  const LaunchWords launch = {name_of_kernel(problem, plan),
+  const bool is_blocks = call_plan.has_blocks && problem.has_codes();
+  const SwigluPlan &plan = is_blocks ? call_plan.blocks : call_plan.plans[0];
+  if (!device.is_cuda) return words.say_tasks("", plan.num_tasks, device.num_threads, moved_bytes(call));
+  const int others = call_plan.num_launches(call) - 1;
+  char more[48] = "";
+  if (others > 0) snprintf(more, sizeof more, ", and %d more launch%s", others, others > 1 ? "es" : "");
+  char end[64];
+  snprintf(end, sizeof end, "%s%s", plan.is_programmatic ? ", programmatic" : "", more);
+  const LaunchWords launch = {is_blocks ? "blocks of codes" : name_of_kernel(problem, plan),
                               plan.vector_elements,
                               plan.grid_x,
                               plan.grid_y,
                               plan.threads,
-                              plan.is_programmatic ? ", programmatic" : ""};
-  words.say_launch("", launch, moved_bytes(problem));
+                              end};
+  words.say_launch("", launch, moved_bytes(call));
 }
 
 }  // namespace rope

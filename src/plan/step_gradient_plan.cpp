@@ -1,4 +1,4 @@
-// step_gradient_plan.cpp - how the kernel of rows goes back through norms: tensors in groups that share blocks, and the
+// step_gradient_plan.cpp - plans gradients of norms in the kernel of rows: tensors in groups that share blocks, and the
 // shared memory of a block
 #include "core/problem/step_problem.hpp"
 #include "plan/launch_shape.hpp"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kFloatBytes = sizeof(float);
 
-// Rows of a block that has little room for their angles, at most.
+// The largest number of rows of a block that has little room for their angles.
 constexpr uint32_t kFewGradientRows = 4;
 
 void raise(uint32_t *most, uint32_t number) {
@@ -21,12 +21,12 @@ int vector_elements(const RopeProblem &problem) {
   return static_cast<int>(kLongStepVectorBytes / dtype_size(problem.geometry->dtype));
 }
 
-// Of all heads of a tensor's token.
+// The threads for all heads of a tensor's token.
 int64_t count_threads(const RopeProblem &problem, int index) {
   return problem.tensor[index].heads << step_lanes_log2(problem.step->tensor[index].channels, vector_elements(problem));
 }
 
-// Whether a tensor has something to do, be it sums alone.
+// Whether a tensor has something to compute, even if it is only sums.
 bool has_gradient(const RopeProblem &problem, int index) {
   const StepTensor &tensor = problem.step->tensor[index];
   return problem.tensor[index].heads != 0 && (tensor.is_normed || tensor.is_written);
@@ -39,8 +39,8 @@ void for_each_gradient(const RopeProblem &problem, const Visit &visit) {
   }
 }
 
-// Threads of a block: all that a token's heads need, or where a tensor has too many heads so many that a part of them is
-// a power of two.
+// Threads of a block: as many as a token's heads need. If a tensor has too many heads, a block has a part of them, and
+// the threads of that part are a power of two.
 int64_t max_threads(const RopeProblem &problem) {
   int64_t max = kMaxNormGradientThreads;
   for_each_gradient(problem, [&](int i) {
@@ -49,7 +49,7 @@ int64_t max_threads(const RopeProblem &problem) {
   return max;
 }
 
-// Whether what forward's norm was of can be read along with vectors of the data.
+// Whether the input of forward's norm can be read along with vectors of the data.
 bool fits_norm_input(const RopeProblem &problem, int index) {
   const NormInput &in = problem.step->tensor[index].norm_in;
   StepPiece piece = whole_piece(problem, index);
@@ -66,7 +66,7 @@ bool takes(const RopeProblem &problem) {
   for_each_gradient(problem, [&](int i) {
     const StepTensor &tensor = problem.step->tensor[i];
     has_any = true;
-    // A norm over a token is of heads that are all in one block.
+    // All heads of a norm over a token must be in one block.
     const bool has_parts = count_threads(problem, i) > max_threads(problem);
     if (tensor.bias_sums.is_present() || !takes_factor(problem, tensor.factor) ||
         (tensor.is_normed && (!fits_norm_input(problem, i) || (has_token_norm(problem) && has_parts)))) {
@@ -91,7 +91,7 @@ bool has_flat_tokens(const RopeProblem &problem) {
   return are_flat;
 }
 
-// Tokens of a run without sums: as many as keep all multiprocessors busy.
+// Tokens of a run without sums: short enough that runs keep all multiprocessors busy.
 int64_t count_free_tokens(const RopeProblem &problem, const DeviceInfo &device) {
   int64_t threads = 0;
   for_each_gradient(problem, [&](int i) { threads += count_threads(problem, i); });
@@ -102,8 +102,8 @@ int64_t count_free_tokens(const RopeProblem &problem, const DeviceInfo &device) 
   return wanted < 1 ? 1 : wanted > most ? most : wanted;
 }
 
-// Whether all tensors that are normed share blocks, which have threads for all of a token's heads, and the runs of those
-// that have sums; 0: none has any. A norm over a token takes whole warps of a tensor's heads.
+// Whether all tensors that are normed share blocks with threads for all of a token's heads. *runs is the number of runs
+// of those that have sums, or 0 if none has any. A norm over a token takes whole warps for the heads of a tensor.
 bool share_blocks(const RopeProblem &problem, int64_t *runs) {
   int64_t threads = 0;
   bool can_share = true;
@@ -120,7 +120,7 @@ bool share_blocks(const RopeProblem &problem, int64_t *runs) {
   return can_share && threads <= max_threads(problem);
 }
 
-// Tensors of a group follow each other.
+// Forms groups of consecutive tensors.
 void make_groups(const RopeProblem &problem, int64_t free_tokens, bool may_share, StepGradients *gradients) {
   const int64_t tokens = problem.batches * problem.tokens;
   int64_t shared_runs;
@@ -147,10 +147,10 @@ void make_groups(const RopeProblem &problem, int64_t free_tokens, bool may_share
   });
 }
 
-// The threads of a block, and its rows or parts of each group. Returns how many blocks there are.
+// Sets the threads of a block, and the rows or parts of each group. Returns the number of blocks.
 int64_t shape_blocks(const RopeProblem &problem, uint32_t max_rows, RopePlan *plan) {
   StepGradients *const gradients = &plan->gradients;
-  uint32_t most = 0;  // threads of a row
+  uint32_t most = 0;  // threads of the widest row
   for (int i = 0; i < gradients->num_groups; ++i) raise(&most, gradients->group[i].row_threads);
   const uint32_t wanted = kStepTuning.gradient_threads, max = static_cast<uint32_t>(max_threads(problem));
   plan->threads = round_up_to_warps(most > max ? max : most > wanted ? most : wanted / most * most);
@@ -168,11 +168,11 @@ int64_t shape_blocks(const RopeProblem &problem, uint32_t max_rows, RopePlan *pl
   return blocks;
 }
 
-// Finds for how many tokens of a run a block has the angles at a time, and its shared memory.
+// Finds the number of tokens of a run for which a block has the angles at a time, and its shared memory.
 void shape_memory(const RopeProblem &problem, RopePlan *plan) {
   const StepProblem &step = *problem.step;
   StepGradients *const gradients = &plan->gradients;
-  uint32_t rows = 1, tokens = 1, tensors = 1, part_sums = 0;  // of a group, at most
+  uint32_t rows = 1, tokens = 1, tensors = 1, part_sums = 0;  // the largest numbers of a group
   bool has_head_weights = false;
   for (int i = 0; i < gradients->num_groups; ++i) {
     const GradientGroup &group = gradients->group[i];
@@ -221,7 +221,8 @@ bool plan_gradient_rows(const RopeProblem &problem, const DeviceInfo &device, Ro
   for_each_gradient(problem, [&](int i) {
     if (problem.step->tensor[i].weight_sums.is_present()) plan->step.has_more = true;
   });
-  // Weights of each head leave little room for angles: heads of one tensor, and then fewer rows, need less of it.
+  // Weights of each head leave little room for angles. Then blocks with heads of one tensor, and after that fewer rows,
+  // need less room.
   constexpr struct {
     bool may_share;
     uint32_t max_rows;

@@ -1,4 +1,4 @@
-// step_heads_plan.cpp - which kernel of whole heads a call with a step gets, and how its pieces are cut into blocks
+// step_heads_plan.cpp - selects a kernel of whole heads for a call with a step, and cuts its pieces into blocks
 #include "core/problem/step_problem.hpp"
 #include "plan/launch_shape.hpp"
 #include "plan/step_plan_checks.hpp"
@@ -12,7 +12,7 @@ bool is_one_batch(const RopeProblem &problem, const TokenIntegers &integers) {
          fits(token_stride_of(problem, true, integers), 8);
 }
 
-// Whether tokens of all batches can be counted as those of one.
+// Whether tokens of all batches can be counted as one batch.
 bool is_flat(const RopeProblem &problem, const StepPieces &pieces) {
   const StepProblem &step = *problem.step;
   const int64_t size = dtype_size(problem.geometry->dtype);
@@ -35,7 +35,8 @@ bool is_flat(const RopeProblem &problem, const StepPieces &pieces) {
                               (problem.batches == 1 || problem.tokens == 1 || places.slots.is_present));
 }
 
-// Whether a piece gets all that the call does to some tensor, or is copied, and lies as the kernels find it.
+// Whether a piece is either copied or gets all that the call does to a tensor, and has a layout that the kernels
+// support.
 bool takes_piece(const RopeProblem &problem, const StepPieces &pieces, bool is_flat, const StepPiece &piece,
                  int channels) {
   const StepProblem &step = *problem.step;
@@ -59,10 +60,10 @@ bool is_power_of_two(int number) {
   return (number & (number - 1)) == 0;
 }
 
-// Units of a thread in long launches that make codes.
+// Units of a thread in long launches with codes.
 constexpr int kUnitsOfCodes = 2;
 
-// Whether the kernels of whole heads make the codes of a piece, cut into blocks of so many channels.
+// Whether the kernels of whole heads can make the codes of a piece that is cut into blocks of `channels`.
 bool takes_codes(const RopeProblem &problem, const StepPiece &piece, int channels) {
   if (!piece.has_codes()) return true;
   const int64_t size = dtype_size(problem.geometry->dtype);
@@ -75,8 +76,8 @@ bool takes_codes(const RopeProblem &problem, const StepPiece &piece, int channel
   return can_be_codes(problem, piece) && takes_scales(*piece.out_scales) && takes_scales(*piece.cache_scales);
 }
 
-// The channels of each block of a head where the kernels of whole heads serve what is asked for, whatever the sizes of
-// vectors; else 0. What is changed is one block, and all else is cut into as large ones.
+// Returns the channels of a block of a head, or 0 if the kernels of whole heads cannot serve the call with any size of
+// vectors. Channels that are changed are one block; all others are cut into blocks of the same size.
 int count_block_channels(const RopeProblem &problem, const StepHeads &heads) {
   const StepProblem &step = *problem.step;
   const StepPieces &pieces = heads.pieces;
@@ -99,7 +100,7 @@ int count_block_channels(const RopeProblem &problem, const StepHeads &heads) {
   return takes_angles ? channels : 0;
 }
 
-// The instance that makes the codes of a long launch, and takes row factors.
+// The instance that makes the codes of a long launch, and multiplies by row factors.
 StepCodes codes_of(const RopeProblem &problem, const StepPieces &pieces, bool has_more) {
   bool has_scales = false, needs_all = problem.step->has_codes && (has_more || problem.geometry->rounds_before_codes);
   for (const StepPiece &piece : pieces) {
@@ -112,7 +113,7 @@ StepCodes codes_of(const RopeProblem &problem, const StepPieces &pieces, bool ha
   return has_scales ? StepCodes::kScales : StepCodes::kStatic;
 }
 
-// Whether the norm is one that kWarp, kShort and kLong have not.
+// Whether the norm is one that kWarp, kShort and kLong lack.
 bool has_more_norm(const RopeProblem &problem, const StepPieces &pieces) {
   const StepProblem &step = *problem.step;
   const NormGeometry &norm = problem.geometry->norm;
@@ -130,8 +131,8 @@ bool fit_vectors(const RopeProblem &problem, const StepPieces &pieces, int64_t v
   return true;
 }
 
-// Finds the units of blocks of so many channels, and the threads of each piece; false where the kernels of whole heads
-// do not take as many. Pieces of several blocks have blocks of a power of two of units.
+// Finds the units of blocks of `channels`, and the threads of each piece. Returns false if the kernels of whole heads
+// do not support that number. A piece of several blocks has blocks of a power of two of units.
 bool shape_pieces(const RopeProblem &problem, int channels, int64_t vector_bytes, int units_of_thread, RopePlan *plan) {
   StepHeads *const heads = &plan->heads;
   const int V = static_cast<int>(vector_bytes / dtype_size(problem.geometry->dtype)), units = channels / (2 * V);
@@ -153,7 +154,8 @@ bool shape_pieces(const RopeProblem &problem, int channels, int64_t vector_bytes
   return true;
 }
 
-// Cuts a group of tokens into blocks, each of one piece. Those of a piece that is turned have at most so many tokens.
+// Cuts a group of tokens into blocks, each with one piece. Blocks of a piece that is turned have at most
+// max_turned_tokens tokens.
 void shape_long(int64_t tokens, uint32_t max_turned_tokens, uint32_t wanted, RopePlan *plan) {
   StepHeads *const heads = &plan->heads;
   const StepPieces &pieces = heads->pieces;
@@ -185,7 +187,7 @@ void shape_long(int64_t tokens, uint32_t max_turned_tokens, uint32_t wanted, Rop
   plan->blocks_per_token = blocks;                    // of a group
 }
 
-// Short launches, whose tokens are those of one batch.
+// Plans a short launch. Its tokens are those of one batch.
 bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors, RopePlan *plan) {
   const StepProblem &step = *problem.step;
   const StepTuning &tuning = kStepTuning;
@@ -249,7 +251,7 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
   plan->grid_x = static_cast<uint32_t>(groups) * heads->blocks_per_group;
   plan->grid_y = static_cast<uint32_t>(batches);
   heads->tokens_ahead = held_threads / plan->units.per_token * heads->turns + 1;
-  uint32_t most_tokens = 0;  // of a block that has angles
+  uint32_t most_tokens = 0;  // the largest number of a block with angles
   for (int i = 0; i < heads->pieces.count; ++i) {
     const uint32_t of_block = heads->blocks[i].rows * heads->turns;
     if (heads->pieces.piece[i].is_turned && of_block > most_tokens) most_tokens = of_block;

@@ -1,4 +1,4 @@
-// step_pieces.cpp - cuts heads of which a part is turned into the window and what lies outside it
+// step_pieces.cpp - cuts heads with a part that is turned into the window and the channels outside it
 #include "plan/step_pieces.hpp"
 
 namespace rope {
@@ -19,7 +19,7 @@ StepPiece window_of(const RopeProblem &problem, int index) {
   const StepTensor &tensor = problem.step->tensor[index];
   StepPiece piece = whole_piece(problem, index);
   piece.channels = geometry.rotary_dim;
-  // Beside a pass the tensor has the window alone.
+  // Beside a pass, the tensor has only the window.
   if (!tensor.pass.is_present) {
     piece.in += tensor.window_begin * piece.in_stride[kChannel] * dtype_size(geometry.dtype);
   }
@@ -28,7 +28,7 @@ StepPiece window_of(const RopeProblem &problem, int index) {
   return piece;
 }
 
-// Channels outside the window, which all lie behind it or all before it.
+// The channels outside the window, if they are all behind it or all before it.
 StepPiece others_of(const RopeProblem &problem, int index) {
   const RopeGeometry &geometry = *problem.geometry;
   const StepTensor &tensor = problem.step->tensor[index];
@@ -55,7 +55,7 @@ StepPiece others_of(const RopeProblem &problem, int index) {
   return piece;
 }
 
-// Whether the window and the other channels are pieces of their own.
+// Whether the window and the other channels are separate pieces.
 bool is_cut(const RopeProblem &problem, const StepTensor &tensor) {
   return tensor.has_styles && tensor.channels != problem.geometry->rotary_dim && (tensor.is_turned || tensor.has_parts);
 }
@@ -64,7 +64,7 @@ bool can_be_cut(const RopeProblem &problem, const StepTensor &tensor) {
   const int begin = tensor.window_begin, end = begin + problem.geometry->rotary_dim;
   const bool has_scales_of_all =
       tensor.out_scales.is_present() || (tensor.cache_scales.is_present() && tensor.pass_cache.data == nullptr);
-  // The output has the static scale of the tensor, the cache of the pass its own; codes of a piece have one.
+  // The output has the static scale of the tensor, the cache of the pass another one. A piece's codes have one scale.
   const bool has_two_scales =
       tensor.pass_cache.data != nullptr && tensor.has_code_out() && tensor.scale.data != tensor.pass_scale.data;
   return !tensor.is_normed && (begin == 0 || end == tensor.channels) && !has_scales_of_all && !has_two_scales;

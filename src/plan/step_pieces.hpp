@@ -1,4 +1,4 @@
-// step_pieces.hpp - what the kernels of whole heads take as heads: all channels of a tensor's heads, or a part of them
+// step_pieces.hpp - pieces that the kernels of whole heads treat as heads: all channels of a tensor's heads, or a part
 #pragma once
 
 #include <stdint.h>
@@ -8,26 +8,26 @@
 
 namespace rope {
 
-// All channels of each head of a tensor, its window, or those outside it. Pointers lead into the problem.
+// All channels of each head of a tensor, its window, or the channels outside it. Pointers point into the problem.
 struct StepPiece {
   int64_t heads;
-  int channels;  // of a head
+  int channels;  // channels of a head
   bool is_turned;
   bool is_normed;
   bool is_written;           // to `out`
-  const char *in;            // the piece's first channel of head 0, as in the others
+  const char *in;            // the piece's first channel of head 0, also in `out` and `cache`
   const int64_t *in_stride;  // in elements
   char *out;
   const int64_t *out_stride;
   rope_dtype_t out_dtype;
-  CacheView cache;  // data NULL: it is not cached
+  CacheView cache;  // data NULL: no cache
   const StaticScale *scale;
   const WrittenScales *out_scales;
   const WrittenScales *cache_scales;
   const ChannelNumbers *weight;
   const ChannelNumbers *bias;
   const RowFactor *factor;
-  char *amax;  // NULL: not wanted
+  char *amax;  // NULL: no magnitude is recorded
 
   bool is_cached() const { return cache.data != nullptr; }
   bool has_code_out() const { return is_written && is_code(out_dtype); }
@@ -38,7 +38,7 @@ struct StepPiece {
   rope_dtype_t code_dtype() const { return has_code_out() ? out_dtype : cache.dtype; }
 };
 
-// Those with more channels come first.
+// Pieces with more channels come first.
 struct StepPieces {
   int count;
   StepPiece piece[kMaxStepPieces];
@@ -47,11 +47,11 @@ struct StepPieces {
   const StepPiece *end() const { return piece + count; }
 };
 
-// All channels of a tensor without parts.
+// The piece with all channels of a tensor.
 StepPiece whole_piece(const RopeProblem &problem, int index);
 
-// False where a tensor has no such pieces: the channels outside the window lie on both sides of it, or scales are for
-// groups of all its channels.
+// Returns false if a tensor cannot be cut into pieces: the channels outside the window lie on both sides of it, or
+// scales are for groups of all its channels.
 bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces);
 
 }  // namespace rope

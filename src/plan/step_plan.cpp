@@ -1,4 +1,4 @@
-// step_plan.cpp - which kernel a call with a step gets, and the grid and shared memory of its launch
+// step_plan.cpp - selects a kernel for a call with a step, and the grid and shared memory of its launch
 #include "plan/step_plan.hpp"
 
 #include "plan/launch_shape.hpp"
@@ -22,7 +22,7 @@ bool takes_tokens(const RopeProblem &problem) {
   if (!fit_integers(positions) || !fits(positions.axis_stride, 8)) return false;
   if (problem.angles != AngleSource::kIncrements) {
     const AngleTable &table = problem.table;
-    // Where nothing is turned faults are counted all the same.
+    // Faults are counted even if nothing is turned.
     if (!step.is_turned || problem.angles != AngleSource::kTable || table.dtype == ROPE_DTYPE_F64 ||
         table.is_by_channel || table.is_by_token || table.width != problem.geometry->pairs()) {
       return false;
@@ -41,7 +41,7 @@ bool takes_tokens(const RopeProblem &problem) {
 
 namespace {
 
-// Whether weights or a bias can be read along with vectors of so many bytes of the data, whose elements have `size`.
+// Whether weights or a bias can be read along with vectors of `vector_bytes` of the data, with elements of `size`.
 bool fits_numbers(const ChannelNumbers &numbers, int64_t size, int64_t vector_bytes) {
   if (numbers.data == nullptr) return true;
   const int64_t number_size = numbers.is_f32 ? 4 : size;
@@ -71,7 +71,7 @@ bool fits_vectors(const RopeProblem &problem, const StepPiece &piece, int64_t ve
   if (!fits_side(piece.in, data, piece.in_stride)) return false;
   if (piece.is_written && !fits_side(piece.out, piece.out_dtype, piece.out_stride)) return false;
   if (piece.is_cached()) {
-    // Pages and entries in the place of batches and tokens.
+    // Pages and entries replace batches and tokens.
     const CacheView &cache = piece.cache;
     const int64_t element = dtype_size(cache.dtype);
     VectorBytes bytes;
@@ -90,7 +90,7 @@ bool fits_vectors(const RopeProblem &problem, const StepPiece &piece, int64_t ve
 
 namespace {
 
-// Whether codes of an output and of a cache, where a piece has both, have the same type and scales.
+// Whether a piece's codes in the output and in the cache, if it has both, have equal types and scales.
 bool are_same_codes(const StepPiece &piece) {
   if (!piece.has_code_out() || !piece.has_code_cache()) return true;
   const WrittenScales &of_out = *piece.out_scales, &of_cache = *piece.cache_scales;
@@ -137,7 +137,7 @@ namespace {
 
 // ---- Rows ----
 
-// Whether the units of a tensor's heads and of their windows are whole, and a head's in one warp.
+// Whether the heads of a tensor and their windows consist of whole units, and a head's units fit in one warp.
 bool fits_units(const RopeProblem &problem, int index, int64_t vector_bytes) {
   const RopeGeometry &geometry = *problem.geometry;
   const StepTensor &step = problem.step->tensor[index];
@@ -172,7 +172,8 @@ int64_t threads_of_token(const RopeProblem &problem, const RopePlan &plan) {
   return threads;
 }
 
-// Threads of a block that leave the fewest idle, of a multiple of a warp, and how many blocks a token has.
+// Chooses the threads of a block, a multiple of a warp, that leave the fewest idle, and the number of blocks of a
+// token.
 void shape_rows(const StepTuning &tuning, int64_t threads_per_token, RopePlan *plan) {
   const uint32_t wanted = tuning.rows_threads;
   const uint32_t threads = static_cast<uint32_t>(threads_per_token), parts = (threads - 1) / wanted + 1;
@@ -182,8 +183,8 @@ void shape_rows(const StepTuning &tuning, int64_t threads_per_token, RopePlan *p
   plan->thread_rows = plan->tokens_per_block;
 }
 
-// A block for all tensors of a token, whose norm is over all of its heads, or for each of them; false where even one has
-// too many.
+// Plans norms over all heads of a token: one block for all tensors of a token, or one for each tensor. Returns false if
+// even one tensor has too many heads.
 bool shape_token_rows(const RopeProblem &problem, RopePlan *plan) {
   int64_t most = 0;
   uint32_t tensors = 0;
@@ -206,7 +207,8 @@ bool shape_token_rows(const RopeProblem &problem, RopePlan *plan) {
   return true;
 }
 
-// Sharers of angles have those of a token, and its place; warps a room to put a head's sums in order.
+// Threads that share angles have room for these and for the token's place; each warp has room to put a head's sums in
+// order.
 uint32_t count_shared_bytes(const RopeProblem &problem, bool is_short, const RopePlan &plan) {
   const uint32_t warps = plan.threads * plan.thread_rows / kWarpThreads;
   const uint32_t groups = is_short ? warps : plan.thread_rows;
@@ -216,7 +218,7 @@ uint32_t count_shared_bytes(const RopeProblem &problem, bool is_short, const Rop
          token_sums;
 }
 
-// Whether threads that hold all values of a unit make a tensor's codes: those of heads, which are whole.
+// Whether threads that hold all values of a unit can make a tensor's codes: their scales must be for whole heads.
 bool takes_codes(const RopeProblem &problem, int index) {
   const StepPiece piece = whole_piece(problem, index);
   return takes_factor(problem, *piece.factor) && (!piece.has_codes() || can_be_codes(problem, piece)) &&
@@ -262,10 +264,10 @@ bool plan_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *p
 
 // ---- General ----
 
-// Threads that a multiprocessor holds: those of 64 registers.
+// Threads that a multiprocessor holds if each has 64 registers.
 constexpr int64_t kGeneralHeldThreads = 1024;
 
-// Room in shared memory for a head of any tensor, in channels.
+// Room for a head of any tensor in shared memory, in channels.
 int count_row_channels(const RopeProblem &problem) {
   int channels = 0;
   for (int i = 0; i < problem.num_tensors; ++i) {
@@ -274,7 +276,7 @@ int count_row_channels(const RopeProblem &problem) {
   return (channels + 3) / 4 * 4;
 }
 
-// For a token, its angles and the sums of its heads, numbers of so many bytes.
+// Room for a token's angles and the sums of its heads, with numbers of `number` bytes.
 uint32_t count_token_bytes(const RopeProblem &problem, uint32_t number) {
   const uint32_t arrays = problem.step->is_turned ? (problem.table.is_by_channel ? 4 : 2) : 0;
   const uint32_t sums = has_token_norm(problem) ? kStepHeadSums : 0;
@@ -284,7 +286,7 @@ uint32_t count_token_bytes(const RopeProblem &problem, uint32_t number) {
 void plan_general(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan) {
   const bool is_of_token = has_token_norm(problem);
   const int64_t heads = problem.heads_per_token(), heads_per_block = is_of_token ? heads : kStepTuning.general_heads;
-  // A block that has a whole token gets more threads where blocks are few.
+  // If there are few blocks, a block with a whole token gets more threads.
   const int64_t tokens = problem.batches * problem.tokens, held_threads = device.multiprocessors * kGeneralHeldThreads;
   uint32_t threads = is_of_token ? kMaxStepGeneralThreads : kStepTuning.general_threads;
   while (threads > kStepTuning.general_threads && tokens > held_threads / threads) threads /= 2;
@@ -307,7 +309,7 @@ void plan_general(const RopeProblem &problem, const DeviceInfo &device, RopePlan
 
 // ---- The gradient of a norm ----
 
-// Sums of all heads that a block keeps, at most.
+// The largest room for sums of all heads in a block.
 constexpr uint32_t kMaxKeptBytes = 16 * 1024;
 
 void plan_norm_gradient(const RopeProblem &problem, RopePlan *plan) {

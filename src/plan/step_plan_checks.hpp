@@ -1,4 +1,4 @@
-// step_plan_checks.hpp - what choosing the kernels of the step asks of a problem, for all kinds of them
+// step_plan_checks.hpp - the conditions under which the step's kernels support a problem
 #pragma once
 
 #include "core/problem/view.hpp"
@@ -7,33 +7,33 @@
 
 namespace rope {
 
-constexpr int64_t kMaxInt32 = INT32_MAX;  // of strides in bytes, and of what is counted in 32 bits
+constexpr int64_t kMaxInt32 = INT32_MAX;  // limit of strides in bytes, and of 32-bit counts
 
-// A block has so much shared memory everywhere.
+// Every device has this much shared memory for a block.
 constexpr uint32_t kMaxSharedBytes = 48 * 1024;
 
 inline bool fits(int64_t stride, int64_t size) {
   return magnitude(stride) <= kMaxInt32 / size;
 }
 
-// Whether other kernels than kGeneral find the tokens' angles and places.
+// Whether kernels other than kGeneral can find the tokens' angles and places.
 bool takes_tokens(const RopeProblem &problem);
 
-// Whether vectors of so many bytes of the data fit a piece and everything that it is written to.
+// Whether vectors of `vector_bytes` of the data fit a piece and all its destinations.
 bool fits_vectors(const RopeProblem &problem, const StepPiece &piece, int64_t vector_bytes);
 
-// Whether those vectors, two by two, are the units of all tensors' heads and windows, a head's units in one warp.
+// Whether pairs of such vectors are the units of all tensors' heads and windows, with a head's units in one warp.
 bool fit_rows(const RopeProblem &problem, int64_t vector_bytes);
 
-// Whether codes of a piece, of one type and of the same scales, can be those of other kernels than kGeneral, whatever the
-// groups of written scales.
+// Whether kernels other than kGeneral can make the codes of a piece, for any groups of written scales. These codes have
+// one type and equal scales.
 bool can_be_codes(const RopeProblem &problem, const StepPiece &piece);
 
-// Likewise a tensor's row factors.
+// Whether kernels other than kGeneral can read a tensor's row factors.
 bool takes_factor(const RopeProblem &problem, const RowFactor &factor);
 
-// Whether the strides of tokens and batches are those of one batch of all tokens; with a size, a tensor's, whose tokens
-// are then so many bytes apart that 32 bits hold them.
+// Whether the strides of tokens and batches are those of a single batch of all tokens. With a size, the tensor's tokens
+// must also be so close that strides in bytes fit 32 bits.
 bool is_one_batch(const RopeProblem &problem, int64_t token_stride, int64_t batch_stride);
 bool is_one_batch(const RopeProblem &problem, const int64_t *stride, int64_t size);
 
@@ -44,10 +44,10 @@ bool has_lookups(const RopeProblem &problem);
 
 StepVariant variant_of(const RopeProblem &problem, StepKernel kernel);
 
-// Whether the kernels of whole heads serve the problem, and how.
+// Whether the kernels of whole heads serve the problem; fills the plan if so.
 bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan);
 
-// Likewise the kernel of rows that goes back through a norm.
+// Whether the kernel of rows for gradients of norms serves the problem; fills the plan if so.
 bool plan_gradient_rows(const RopeProblem &problem, const DeviceInfo &device, RopePlan *plan);
 
 }  // namespace rope

@@ -330,8 +330,75 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   return true;
 }
 
+// Whether a tensor of matrices has vectors of `bytes` bytes, eight elements each.
+bool has_row_vectors(const char *data, const int64_t *stride, int64_t bytes) {
+  VectorBytes limit;
+  limit.add(data);
+  limit.add(stride[0] * (bytes / 8));
+  return stride[1] == 1 && limit.value() >= bytes;
+}
+
+// Whether an output of matrices of 16 bits becomes codes of 8 bits in groups of 32 channels, with a static scale, or in
+// groups of 32 rows.
+bool has_code_blocks(const SwigluProblem &problem) {
+  const SwigluCodes &codes = problem.codes;
+  if (dtype_size(problem.dtype) != 2 || problem.form.has_options || problem.row_scale != nullptr) return false;
+  if (problem.bias[kGate] != nullptr || problem.bias[kUp] != nullptr || problem.rows.is_present()) return false;
+  if (problem.num_rows != nullptr || problem.expert_rows != nullptr || codes.has_pairs() || problem.ndim != 2) {
+    return false;
+  }
+  const int64_t rows = problem.shape[0], columns = problem.shape[1];
+  if (columns % 32 != 0 || rows > INT32_MAX || columns > INT32_MAX) return false;
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    if (!has_row_vectors(problem.in[i], problem.in_stride[i], kMaxVectorBytes)) return false;
+  }
+  const int output = problem.coded_output();
+  if (!has_row_vectors(problem.out[output], problem.out_stride[output], 8)) return false;
+  if (!codes.scales.is_present()) return true;
+  if (codes.group_elements != kSwigluBlockRows) return false;
+  if (codes.has_row_groups) return problem.row_axis() == 0 && codes.scales.groups * codes.group_elements == rows;
+  return codes.scales.groups * codes.group_elements == columns;
+}
+
+// Whether one kernel writes all codes of the call: by row and by column, or gradients.
+bool are_code_blocks(const SwigluCall &call) {
+  int codes = 0;
+  bool has_row_groups = false, is_written[2][2] = {};
+  const int64_t *shape = nullptr;
+  for (int i = 0; i < call.count; ++i) {
+    const SwigluProblem &problem = call.problems[i];
+    if (!problem.has_codes()) continue;
+    if (!has_code_blocks(problem)) return false;
+    if (shape != nullptr && (shape[0] != problem.shape[0] || shape[1] != problem.shape[1])) return false;
+    shape = problem.shape;
+    bool *const is_there = &is_written[problem.coded_output()][problem.codes.has_row_groups];
+    if (*is_there) return false;
+    *is_there = true;
+    has_row_groups = has_row_groups || problem.codes.has_row_groups;
+    ++codes;
+  }
+  return codes > 1 || (codes == 1 && (has_row_groups || call.problems[0].is_backward));
+}
+
+rope_status_t plan_code_blocks(const char *function, const SwigluCall &call, const DeviceInfo &device,
+                               SwigluPlan *plan) {
+  const SwigluProblem &problem = call.problems[call.count - 1];
+  *plan = SwigluPlan{};
+  plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
+  plan->formula = problem.form.is_plain ? SwigluFormula::kPlain : SwigluFormula::kForm;
+  plan->vector_elements = static_cast<int>(kMaxVectorBytes / 2);
+  plan->threads = kSwigluBlockThreads;
+  plan->vectors_per_row = (problem.shape[1] - 1) / int64_t{swiglu_block_columns(problem.is_backward)} + 1;
+  plan->num_vectors = ((problem.shape[0] - 1) / int64_t{kSwigluBlockRows} + 1) * plan->vectors_per_row;
+  if (plan->num_vectors > INT32_MAX) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: gate needs %lld warps: one launch to codes holds at most %d", function,
+                static_cast<long long>(plan->num_vectors), INT32_MAX);
+  }
+  return set_grid(function, (plan->num_vectors - 1) / int64_t{kSwigluBlockThreads / 32} + 1, plan);
+}
+
 rope_status_t plan_codes(const char *function, const SwigluProblem &problem, SwigluPlan *plan) {
-  if (choose_code_matrix(problem, plan)) {
+  if (!problem.is_backward && !problem.codes.has_row_groups && choose_code_matrix(problem, plan)) {
     if (plan->has_code_rows) return set_grid(function, plan->num_vectors / plan->vectors_per_row, plan);
     const int64_t threads = problem.codes.scales.is_present() ? plan->num_vectors / 2 : plan->num_vectors;
     return set_grid(function, (threads - 1) / plan->threads + 1, plan);
@@ -348,19 +415,22 @@ rope_status_t plan_codes(const char *function, const SwigluProblem &problem, Swi
 
 }  // namespace
 
-int64_t moved_bytes(const SwigluProblem &problem) {
-  if (problem.has_codes()) {
-    const WrittenScales &scales = problem.codes.scales;
-    const int64_t elements = problem.num_elements(), codes = problem.codes.has_pairs() ? elements / 2 : elements;
-    const int64_t groups = scales.is_present() ? elements / problem.codes.group_elements : 0;
-    const int64_t of_scales = groups * (scales.has_bytes() ? 1 : 4);
-    const int64_t bytes = saturated_product(elements, 2 * dtype_size(problem.dtype));
-    const int64_t written = codes + of_scales;
-    return bytes > INT64_MAX - written ? INT64_MAX : bytes + written;
+int64_t moved_bytes(const SwigluCall &call) {
+  const SwigluProblem &first = call.problems[0];
+  const int64_t elements = first.num_elements();
+  int64_t words = first.num_inputs(), codes = 0;
+  for (int i = 0; i < call.count; ++i) {
+    const SwigluProblem &problem = call.problems[i];
+    if (problem.has_codes()) {
+      const WrittenScales &scales = problem.codes.scales;
+      const int64_t groups = scales.is_present() ? elements / problem.codes.group_elements : 0;
+      codes += (problem.codes.has_pairs() ? elements / 2 : elements) + groups * (scales.has_bytes() ? 1 : 4);
+    } else {
+      for (int output = 0; output < problem.num_outputs(); ++output) words += problem.out[output] != nullptr;
+    }
   }
-  int64_t tensors = problem.num_inputs();
-  for (int i = 0; i < problem.num_outputs(); ++i) tensors += problem.out[i] != nullptr;
-  return saturated_product(problem.num_elements(), tensors * dtype_size(problem.dtype));
+  const int64_t bytes = saturated_product(elements, words * dtype_size(first.dtype));
+  return bytes > INT64_MAX - codes ? INT64_MAX : bytes + codes;
 }
 
 rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, const DeviceInfo &device,
@@ -396,6 +466,17 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   const int64_t rows = problem.num_elements() / columns;
   plan->num_vectors = ((rows - 1) / plan->rows_per_thread + 1) * plan->vectors_per_row;
   return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
+}
+
+rope_status_t plan_swiglu_call(const char *function, const SwigluCall &call, const DeviceInfo &device,
+                               SwigluCallPlan *plan) {
+  plan->has_blocks = device.is_cuda && are_code_blocks(call);
+  if (plan->has_blocks) ROPE_TRY(plan_code_blocks(function, call, device, &plan->blocks));
+  for (int i = 0; i < call.count; ++i) {
+    if (plan->has_blocks && call.problems[i].has_codes()) break;
+    ROPE_TRY(plan_swiglu(function, call.problems[i], device, &plan->plans[i]));
+  }
+  return ROPE_STATUS_SUCCESS;
 }
 
 }  // namespace rope

@@ -41,11 +41,27 @@ struct SwigluPlan {
   bool is_alternating() const { return inputs != GateUpLayout::kSeparate || gradients != GateUpLayout::kSeparate; }
 };
 
-// Bytes of gate, up, out and their gradients that are read and written, at most INT64_MAX.
-int64_t moved_bytes(const SwigluProblem &problem);
+// How the problems of a call run, one launch after another; on a GPU one launch writes all codes where they are of
+// matrices (has_blocks).
+struct SwigluCallPlan {
+  bool has_blocks;
+  SwigluPlan blocks;
+  SwigluPlan plans[kMaxSwigluProblems];  // where has_blocks, of the words
+
+  // The number of launches.
+  int num_launches(const SwigluCall &call) const {
+    return has_blocks ? (call.problems[0].has_codes() ? 1 : 2) : call.count;
+  }
+};
+
+// Bytes of gate, up, out and their gradients that are read and written, at most INT64_MAX. A call with several problems
+// reads its inputs for each of them unless has_blocks; what must move counts them once.
+int64_t moved_bytes(const SwigluCall &call);
 
 // NOT_SUPPORTED where a launch cannot hold the problem. The problem is not empty.
 rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, const DeviceInfo &device,
                           SwigluPlan *plan);
+rope_status_t plan_swiglu_call(const char *function, const SwigluCall &call, const DeviceInfo &device,
+                               SwigluCallPlan *plan);
 
 }  // namespace rope

@@ -283,6 +283,13 @@ constexpr uint32_t kSwigluCodeThreads = 128;
 constexpr int kMaxSwigluCodeRowThreads = 512;  // of a block of a row that has one scale
 constexpr int kVectorsOfCodeRow = 4;           // of a thread there
 constexpr int64_t kSwigluCodeElements = 1024;  // of a block of codes without written scales
+// For kernels of matrices that become codes by row and by column. A warp takes so many rows, and so many columns.
+constexpr uint32_t kSwigluBlockThreads = 128;
+constexpr uint32_t kSwigluBlockResidentThreads = 512;
+constexpr uint32_t kSwigluBlockRows = 32;
+constexpr uint32_t swiglu_block_columns(bool is_backward) {
+  return is_backward ? 32 : 64;
+}
 constexpr int kSwigluExpertBlocks = 9;         // for each multiprocessor, of kSwigluThreads
 constexpr int kMaxSwigluLookupExperts = 1024;  // whose offsets a block keeps; with more there are single elements
 constexpr int64_t kSwigluAlternatingVectorBytes = 16;  // of a vector of gate and up that alternate

@@ -2341,6 +2341,31 @@ struct SwigluRequest {
     return quant.now;
   }
 
+  // For args.column, likewise.
+  struct LongColumn {
+    swiglu_column_args_t now = SWIGLU_COLUMN_ARGS_INIT;
+    uint64_t later = 0;
+  };
+  LongColumn column;
+
+  // Codes of out, or of the gradient of gate, by column: a group of three rows.
+  swiglu_column_args_t &columns() {
+    args.column = &column.now;
+    column_out() = workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
+    column_scales() = tensor({1, 5});
+    return column.now;
+  }
+  rope_tensor_t &column_out() { return direction == Direction::Forward ? column.now.out : column.now.grad_gate; }
+  rope_tensor_t &column_scales() {
+    return direction == Direction::Forward ? column.now.scales_out : column.now.grad_gate_scales_out;
+  }
+
+  // Backward: the gradient of gate as codes of 8 bits.
+  swiglu_quant_args_t &coded_gradient() {
+    args.grad_gate = workspace.tensor(ROPE_DTYPE_F8_E5M2, {3, 5});
+    return quants();
+  }
+
   // Codes of three rows of five.
   swiglu_quant_args_t &codes() {
     args.out = workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
@@ -2756,7 +2781,203 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.quant.later = 1;
        },
        Where::Forward},
-      {"quant backward", unsupported, "quant", "swiglu_forward only", [](R &r) { r.quants(); }, Where::Backward},
+      {"quant.scales_out backward", invalid, "quant.scales_out", "out",
+       [](R &r) {
+         r.quants().scales_out = r.tensor({3, 1});
+       },
+       Where::Backward},
+      {"quant.grad_gate_scales_out forward", invalid, "quant.grad_gate_scales_out", "grad_gate",
+       [](R &r) {
+         r.codes().grad_gate_scales_out = r.tensor({3, 1});
+       },
+       Where::Forward},
+      {"quant.grad_up_scales_out of a gradient of words", invalid, "quant.grad_up_scales_out", "grad_up",
+       [](R &r) {
+         r.quants().grad_up_scales_out = r.tensor({3, 1});
+       },
+       Where::Backward},
+      {"quant.grad_gate_scales_out of groups that do not divide", invalid, "quant.grad_gate_scales_out", "[3, 2]",
+       [](R &r) {
+         r.coded_gradient().grad_gate_scales_out = r.tensor({3, 2});
+       },
+       Where::Backward},
+      {"quant.scale of gradients of words", invalid, "quant.scale", "no gradient",
+       [](R &r) { r.quants().scale = r.tensor({1}); }, Where::Backward},
+      {"quant.amax_out of gradients of words", invalid, "quant.amax_out", "no gradient",
+       [](R &r) { r.quants().amax_out = r.tensor({1}); }, Where::Backward},
+      {"quant.scale beside quant.grad_gate_scales_out", invalid, "quant.scale", "scales_out",
+       [](R &r) {
+         r.coded_gradient().grad_gate_scales_out = r.tensor({3, 1});
+         r.quant.now.scale = r.tensor({1});
+       },
+       Where::Backward},
+      {"grad_gate of 4 bits", unsupported, "grad_gate", "F4_E2M1X2",
+       [](R &r) {
+         r.args.grad_gate = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 5});
+       },
+       Where::Backward},
+      {"grad_gate of 8 bits of another shape", invalid, "grad_gate", "4",
+       [](R &r) {
+         r.args.grad_gate = r.workspace.tensor(ROPE_DTYPE_F8_E5M2, {3, 4});
+       },
+       Where::Backward},
+      {"grad_up of 8 bits over grad_out", invalid, "grad_up", "disjoint",
+       [](R &r) {
+         r.args.grad_up = r.workspace.tensor(ROPE_DTYPE_F8_E5M2, {3, 5});
+         r.args.grad_up.data = r.args.grad_out.data;
+       },
+       Where::Backward},
+      {"grad_up in place beside a gradient of 8 bits", invalid, "grad_up", "disjoint",
+       [](R &r) {
+         r.coded_gradient();
+         r.args.grad_up = r.args.up;
+       },
+       Where::Backward},
+      {"a recomputed out of 8 bits", unsupported, "out", "F8_E4M3",
+       [](R &r) {
+         r.args.out = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
+       },
+       Where::Backward},
+      {"grad_row_scale over row_scale beside a gradient of 8 bits", invalid, "grad_row_scale", "disjoint",
+       [](R &r) {
+         r.coded_gradient();
+         r.args.row_scale = r.args.grad_row_scale = r.tensor({3});
+       },
+       Where::Backward},
+      {"column of an earlier size", invalid, "column.struct_size", "8", [](R &r) { r.columns().struct_size = 8; }},
+      {"column with a later field", unsupported, "column", "",
+       [](R &r) {
+         r.columns().struct_size = sizeof r.column;
+         r.column.later = 1;
+       }},
+      {"column.flags unknown", unsupported, "column.flags", "0x4", [](R &r) { r.columns().flags = 4; }},
+      {"column.flags of a static scale", invalid, "column.flags", "quant.flags",
+       [](R &r) { r.columns().flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES; }},
+      {"column.scale_floor negative", invalid, "column.scale_floor", "-1", [](R &r) { r.columns().scale_floor = -1; }},
+      {"powers of two by column without scales", invalid, "column.flags", "0x2",
+       [](R &r) {
+         r.columns().flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+         r.column_scales() = {};
+       }},
+      {"column.scale_floor without scales", invalid, "column.scale_floor", "1",
+       [](R &r) {
+         r.columns().scale_floor = 1;
+         r.column_scales() = {};
+       }},
+      {"tiles by column without scales", invalid, "column.scale_layout", "1",
+       [](R &r) {
+         r.columns().scale_layout = SWIGLU_SCALE_LAYOUT_128X4;
+         r.column_scales() = {};
+       }},
+      {"column.scale_layout above the last", unsupported, "column.scale_layout", "2",
+       [](R &r) { r.columns().scale_layout = 2; }},
+      {"column.reserved0", unsupported, "column.reserved0", "7", [](R &r) { r.columns().reserved0 = 7; }},
+      {"words by column", unsupported, "column.out", "F32", [](R &r) { r.columns(), r.column_out() = r.tensor({3, 5}); },
+       Where::Forward},
+      {"4 bits by column", unsupported, "column.out", "F4_E2M1X2",
+       [](R &r) {
+         r.columns();
+         r.column_out() = r.workspace.tensor(ROPE_DTYPE_F4_E2M1X2, {3, 5});
+       },
+       Where::Forward},
+      {"an output by column of another shape", invalid, "column.out", "4",
+       [](R &r) {
+         r.columns();
+         r.column_out() = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 4});
+       },
+       Where::Forward},
+      {"an output by column without data", invalid, "column.out", "NULL",
+       [](R &r) { r.columns(), r.column_out().data = nullptr; },
+       Where::Forward},
+      {"an output by column with unknown flags", unsupported, "column.out", "0x2",
+       [](R &r) { r.columns(), r.column_out().flags = 2; },
+       Where::Forward},
+      {"column.grad_gate forward", invalid, "column.grad_gate", "swiglu_backward",
+       [](R &r) { r.columns().grad_gate = r.column.now.out; }, Where::Forward},
+      {"column.out backward", invalid, "column.out", "swiglu_forward",
+       [](R &r) { r.columns().out = r.column.now.grad_gate; }, Where::Backward},
+      {"scales by column without an output", invalid, "column.scales_out", "neither",
+       [](R &r) { r.columns(), r.column_out() = {}; },
+       Where::Forward},
+      {"scales by column of BF16", invalid, "column.scales_out", "BF16",
+       [](R &r) {
+         r.columns();
+         r.column_scales() = r.workspace.tensor(ROPE_DTYPE_BF16, {1, 5});
+       },
+       Where::Forward},
+      {"scales by column of F8_E4M3", unsupported, "column.scales_out", "F8_E4M3",
+       [](R &r) {
+         r.columns();
+         r.column_scales() = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {1, 5});
+       },
+       Where::Forward},
+      {"scales by column of groups that do not divide", invalid, "column.scales_out", "[2, 5]",
+       [](R &r) { r.columns(), r.column_scales() = r.tensor({2, 5}); },
+       Where::Forward},
+      {"scales by column of groups without a row", invalid, "column.scales_out", "[6, 5]",
+       [](R &r) { r.columns(), r.column_scales() = r.tensor({6, 5}); },
+       Where::Forward},
+      {"scales by column of other channels", invalid, "column.scales_out", "[1, 4]",
+       [](R &r) { r.columns(), r.column_scales() = r.tensor({1, 4}); },
+       Where::Forward},
+      {"scales by column of rank 1", invalid, "column.scales_out", "[5]",
+       [](R &r) { r.columns(), r.column_scales() = r.tensor({5}); },
+       Where::Forward},
+      {"scales by column without data", invalid, "column.scales_out", "NULL",
+       [](R &r) { r.columns(), r.column_scales().data = nullptr; },
+       Where::Forward},
+      {"scales by column that repeat", invalid, "column.scales_out", "",
+       [](R &r) {
+         r.columns();
+         rope_tensor_t &scales = r.column_scales();
+         scales.flags = ROPE_TENSOR_STRIDED;
+         scales.stride[1] = 0;
+       },
+       Where::Forward},
+      {"scales by column in tiles of F32", invalid, "column.scales_out", "F32",
+       [](R &r) { r.columns().scale_layout = SWIGLU_SCALE_LAYOUT_128X4; },
+       Where::Forward},
+      {"scales by column in tiles of three rows", invalid, "column.scales_out", "[128, 4]",
+       [](R &r) {
+         r.columns().scale_layout = SWIGLU_SCALE_LAYOUT_128X4;
+         r.column_scales() = r.workspace.tensor(ROPE_DTYPE_F8_E8M0, {128, 4});
+       },
+       Where::Forward},
+      {"column.amax_out of F64", invalid, "column.amax_out", "F64",
+       [](R &r) { r.columns().amax_out = r.workspace.tensor(ROPE_DTYPE_F64, {1}); }},
+      {"column.amax_out of two", invalid, "column.amax_out", "[2]",
+       [](R &r) { r.columns().amax_out = r.tensor({2}); }},
+      {"column.amax_out without outputs", invalid, "column.amax_out", "",
+       [](R &r) {
+         r.columns().amax_out = r.tensor({1});
+         r.column_out() = r.column_scales() = {};
+       }},
+      {"an output by column over gate", invalid, "column.out", "gate",
+       [](R &r) { r.columns(), r.column_out().data = r.args.gate.data; },
+       Where::Forward},
+      {"an output by column over that by row", invalid, "column.out", "disjoint",
+       [](R &r) {
+         r.columns();
+         r.output() = r.column_out();
+       },
+       Where::Forward},
+      {"scales by column over their output", invalid, "column.scales_out", "disjoint",
+       [](R &r) {
+         r.columns();
+         r.column_scales() = r.workspace.tensor(ROPE_DTYPE_F8_E8M0, {1, 5});
+         r.column_scales().data = r.column_out().data;
+       },
+       Where::Forward},
+      {"words in place beside codes by column", invalid, "gate", "disjoint",
+       [](R &r) {
+         r.columns();
+         r.output() = r.args.gate;
+       }},
+      {"quant.scale beside scales by column alone", invalid, "quant.scale", "scales_out",
+       [](R &r) {
+         r.columns();
+         r.quants().scale = r.tensor({1});
+       }},
       {"quant.flags unknown", unsupported, "quant.flags", "0x4", [](R &r) { r.codes().flags = 4; }, Where::Forward},
       {"powers of two without scales", invalid, "quant.flags", "0x2",
        [](R &r) { r.codes().flags = ROPE_QUANT_FLAG_POWER_OF_TWO; }, Where::Forward},
@@ -3061,11 +3282,6 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.args.out = r.workspace.tensor(ROPE_DTYPE_F8_E5M2, {4, 5});
        },
        Where::Forward},
-      {"a gradient of 8 bits", unsupported, "grad_gate", "F8_E4M3",
-       [](R &r) {
-         r.args.grad_gate = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
-       },
-       Where::Backward},
       {"gate of 8 bits", invalid, "gate", "F8_E4M3",
        [](R &r) {
          r.args.gate = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 5});
@@ -3206,6 +3422,16 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
        },
        Where::Backward},
   };
+  // Backward, the gradient of gate is the output by column.
+  const size_t count = misuses.size();
+  for (size_t i = 0; i < count; ++i) {
+    SwigluMisuse backward = misuses[i];
+    const bool is_scales = std::string(backward.field) == "column.scales_out";
+    if (backward.where != Where::Forward || (!is_scales && std::string(backward.field) != "column.out")) continue;
+    backward.field = is_scales ? "column.grad_gate_scales_out" : "column.grad_gate";
+    backward.where = Where::Backward;
+    misuses.push_back(backward);
+  }
   misuses.push_back({"a stream on the CPU", invalid, "stream", "",
                      [](R &r) { r.stream = reinterpret_cast<rope_stream_t>(static_cast<uintptr_t>(16)); }});
   misuses.back().cpu_only = true;
@@ -3251,7 +3477,7 @@ TEST_CASE("the misuses have names of their own, and are many", "[errors]") {
     std::set<std::string> titles;
     for (const auto &misuse : misuses) {
       INFO(table << ": " << misuse.title);
-      CHECK(titles.insert(misuse.title).second);
+      CHECK(titles.insert(std::string(misuse.title) + ": " + misuse.field).second);
       CHECK(misuse.field[0] != '\0');
     }
     count += titles.size();
@@ -3262,7 +3488,7 @@ TEST_CASE("the misuses have names of their own, and are many", "[errors]") {
   add("swiglu_desc_create", misused_swiglu_configs());
   add("swiglu_forward and swiglu_backward", misused_swiglu_args());
   INFO(count << " misuses by name");
-  CHECK(count >= 690);
+  CHECK(count >= 770);
 }
 
 TEST_CASE("misused SwiGLU configs", "[errors]") {

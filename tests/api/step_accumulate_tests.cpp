@@ -1,4 +1,4 @@
-// step_accumulate_tests.cpp - gradients that are added to what their outputs hold
+// step_accumulate_tests.cpp - gradients that are added to the contents of their outputs
 #include <catch2/catch_test_macros.hpp>
 #include <string>
 #include <vector>
@@ -33,7 +33,7 @@ TEST_CASE("gradients are added to what every output holds, and rounded once", "[
         step.check();
         step.v.heads = 2;  // turned, too
         step.table_rows = 4;
-        step.has_fault = true;  // of the last token
+        step.has_fault = true;  // the last token has a fault
         step.check();
         step.out_style = style == ROPE_STYLE_HALF ? ROPE_STYLE_INTERLEAVED : ROPE_STYLE_HALF;
         step.check();

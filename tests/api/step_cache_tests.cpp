@@ -1,4 +1,4 @@
-// step_cache_tests.cpp - k and v on their way into paged caches
+// step_cache_tests.cpp - k and v written to paged caches
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <limits>
@@ -35,7 +35,7 @@ StepCase cached(rope_layout_t layout = ROPE_LAYOUT_BSHD) {
   return step;
 }
 
-// The same by pages of each batch or sequence.
+// q in place, k and v into these caches, by pages of each batch or sequence.
 StepCase paged(rope_layout_t layout = ROPE_LAYOUT_BSHD) {
   StepCase step = cached(layout);
   step.cache->slots.reset();
@@ -138,7 +138,7 @@ TEST_CASE("slots below 0, outside, repeated, and fewer than tokens", "[rope][ste
       cache.slots = {-1, 20, 3, is_wide ? last64 : last32, is_wide ? -last64 - 1 : -last32 - 1, 19, 0, 21, -7, 1};
       step.check();
       if (is_wide) {
-        // These would be slots if they were cut to 32 bits.
+        // Cut to 32 bits, these would be valid slots.
         cache.slots = {int64_t{1} << 32, (int64_t{1} << 32) + 3, -(int64_t{1} << 32) + 3, 5, 6, 7, 8, 9, 10, 11};
         step.check();
       }
@@ -149,7 +149,7 @@ TEST_CASE("slots below 0, outside, repeated, and fewer than tokens", "[rope][ste
       step.check();
       cache.slots = {20, 30, 40, 50, 60, 70, 80, 90, 100, 110};
       step.check();
-      step.table_rows = 2;  // a token may be at fault twice
+      step.table_rows = 2;  // a token may have two faults
       step.check();
       step.has_fault = false;
       step.check();
@@ -283,7 +283,7 @@ TEST_CASE("pages of each sequence say where k and v are cached", "[rope][step][c
             cache.page_indptr = {1, 3, 5};
           }
           step.check();
-          // Positions of the call, of which some are in no page.
+          // Positions of the call; some are in no page.
           step.positions = [](int64_t, int64_t batch, int64_t token) { return 2 * token - 3 + batch; };
           step.check();
           step.start_positions = {1, -2};
@@ -292,7 +292,7 @@ TEST_CASE("pages of each sequence say where k and v are cached", "[rope][step][c
           step.flags = ROPE_FLAG_UNROTATED;
           step.table_rows = -1;
           step.check();
-          // Positions and rows of the cache's own.
+          // Separate positions and rows for the cache.
           cache.positions = {0, 1, 7, 8, -1, 5, 6, 4, 3, 2};
           step.check();
           cache.sequence = {0, 1, 0, 1, 1, 0, -1, 1, 2, 1};
@@ -343,11 +343,11 @@ TEST_CASE("rows of the page table by token", "[rope][step][cache]") {
   cache.positions = {0, 0, 0, 1, 2, 3, 3, 3, 2, 2};
   cache.sequence = {0, 1, 2, 2, 2, 2, 1, 0, 0, 1};
   step.check();
-  // Tokens behind the shorter list are not cached.
+  // Tokens beyond the shorter list are not cached.
   cache.sequence->resize(7);
   cache.positions->resize(7);
   step.check();
-  // As many rows as the caller likes, none included.
+  // The table may have any number of rows, even none.
   cache.page_table.emplace();
   cache.table_columns = 3;
   step.check();
@@ -463,7 +463,7 @@ TEST_CASE("many tokens are cached by threads that share them", "[rope][step][cac
   }
 }
 
-// Whole heads and windows of them, in launches of few tokens and of some.
+// Whole heads and windows of heads, in launches of few and of more tokens.
 TEST_CASE("every norm with page tables, several axes and lost tokens", "[rope][step][cache][norm][sanitize]") {
   struct Norm {
     rope_norm_type_t type;
@@ -512,7 +512,7 @@ TEST_CASE("every norm with page tables, several axes and lost tokens", "[rope][s
   }
 }
 
-// Few tokens of many heads, so that threads meet inside of tokens.
+// Few tokens of many heads, so that threads meet inside tokens.
 TEST_CASE("a token's heads are shared by threads", "[rope][step][cache][norm]") {
   for (const rope_norm_extent_t extent : {ROPE_NORM_EXTENT_HEAD, ROPE_NORM_EXTENT_TOKEN}) {
     for (const rope_norm_type_t norm : std::vector<rope_norm_type_t>{0, ROPE_NORM_RMS, ROPE_NORM_LAYER}) {

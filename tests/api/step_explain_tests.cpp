@@ -1,4 +1,4 @@
-// step_explain_tests.cpp - what rope_explain says of norms, caches and tensors that are not turned
+// step_explain_tests.cpp - the text of rope_explain for norms, caches and tensors that are not turned
 #include <catch2/catch_test_macros.hpp>
 #include <string>
 

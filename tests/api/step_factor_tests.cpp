@@ -1,4 +1,4 @@
-// step_factor_tests.cpp - factors of tokens, and of tokens and heads, behind norm and rotation
+// step_factor_tests.cpp - factors of tokens, and of tokens and heads, after norm and rotation
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <limits>
@@ -11,7 +11,7 @@ namespace {
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 const std::vector<rope_layout_t> layouts = {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD};
 
-// Llama 4's: q of three heads and k of two are turned, and q's tokens have a factor.
+// Llama 4: q of three heads and k of two are turned, and q's tokens have a factor.
 StepCase scaled(RowFactor factor = RowFactor::ByToken) {
   StepCase step;
   step.q.heads = 3;
@@ -110,7 +110,7 @@ TEST_CASE("factors with any strides, and tokens of no sequence", "[rope][step][f
     step.cu_seqlens = {0, tokens / 2, tokens - tokens / 7};
     step.q.factor_placement.gap(0, 3).gap(1, 1).reversed(1);
     step.k.factor = RowFactor::ByToken;
-    step.k.factor_placement.expanded(0);  // one number for all, as attention's temperature without a log
+    step.k.factor_placement.expanded(0);  // one number for all, like attention's temperature without a log
     step.check();
   }
 }

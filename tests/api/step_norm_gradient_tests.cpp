@@ -1,5 +1,5 @@
-// step_norm_gradient_tests.cpp - backward of norms with the rotation: gradients of inputs, and sums for those of weights and
-// biases
+// step_norm_gradient_tests.cpp - backward of norms with the rotation: gradients of inputs, and sums for the gradients
+// of weights and biases
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 const std::vector<rope_layout_t> layouts = {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD};
 
-// Qwen3's: q of three heads and k of two, each head normed, with weights.
+// Qwen3: q of three heads and k of two, each head normed, with weights.
 StepCase normed(rope_dtype_t dtype = ROPE_DTYPE_F32, rope_norm_type_t norm = ROPE_NORM_RMS) {
   StepCase step;
   step.direction = Direction::Backward;
@@ -133,7 +133,7 @@ TEST_CASE("gradients of norms with row factors, roundings of forward, sums into 
   }
 }
 
-// More than there is room for the sums of at once.
+// More sums than fit at once.
 TEST_CASE("sums of many heads and channels", "[rope][step][gradient]") {
   for (const int32_t head_dim : {128, 256, 1024}) {
     for (const rope_norm_extent_t extent : {ROPE_NORM_EXTENT_HEAD, ROPE_NORM_EXTENT_TOKEN}) {
@@ -176,7 +176,7 @@ TEST_CASE("gradients of norms of heads in vectors whose windows fill none", "[ro
 
 namespace {
 
-// What CUDA has vectors for.
+// Heads for which CUDA has vectors.
 struct RowsVariant {
   const char *name;
   std::function<void(StepCase *)> apply;
@@ -233,7 +233,7 @@ const RowsVariant rows_variants[] = {
      [](StepCase *step) {
        step->num_axes = 3;
        for (int pair = 0; pair < step->head_dim / 2; ++pair) step->pair_axis.push_back(pair % 2 + 1);
-       // Axis 0 turns nothing.
+       // Axis 0 turns no pair.
        step->positions = [](int64_t axis, int64_t, int64_t token) { return axis == 0 ? 1000000 : token + axis; };
        step->table_rows = step->tokens + 1;
        step->has_fault = true;
@@ -284,7 +284,7 @@ TEST_CASE("gradients of norms of 16 bits whose heads are vectors", "[rope][step]
   check_step_kernels(explanations, {"norm gradient rows"});
 }
 
-// Of so many tokens that blocks look at their angles more than once, and runs end amid a batch.
+// The number of tokens makes blocks compute their angles more than once, and makes runs end inside a batch.
 TEST_CASE("gradients of norms of 16 bits over many tokens", "[rope][step][gradient]") {
   for (const int64_t runs : {1, 3, 70}) {
     StepCase step = normed(ROPE_DTYPE_BF16);
@@ -300,7 +300,7 @@ namespace {
 
 using Vector = std::vector<oracle::Real>;
 
-// sum(g * y) of a head that is normed and turned, straight from the formulas.
+// sum(g * y) of a head that is normed and turned, directly from the formulas.
 struct Loss {
   rope_norm_type_t type;
   bool is_after;
@@ -389,7 +389,7 @@ TEST_CASE("gradients of norms are those that differences show", "[rope][step][gr
                                                  : loss.of(x, above, g) - loss.of(x, below, g);
             return change / (2 * step);
           };
-          // Angles are F32, which turns by 1e-8 more or less.
+          // Angles are F32, so the turn differs by up to 1e-8.
           CHECK(std::fabs(of_x[c] - difference(true)) < 1e-6L);
           CHECK(std::fabs(of_weight[c] - difference(false)) < 1e-6L);
         }

@@ -1,4 +1,4 @@
-// step_norm_tests.cpp - norms before and after the rotation, of q, k and v, and what is not turned
+// step_norm_tests.cpp - norms of q, k and v before and after the rotation, and tensors that are not turned
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <limits>
@@ -237,7 +237,7 @@ TEST_CASE("NaN, infinities, zeros and subnormal numbers in a norm", "[rope][step
           step.batch = 1;
           step.tokens = 26;
           step.table_rows = 26;
-          // A token of nothing but each value, then one with it among others.
+          // A token with only this value, then a token with the value among others.
           step.values = [&](int, int64_t token, int64_t, int64_t channel) {
             const oracle::Real special = specials[token % 12];
             if (token < 12) return special;
@@ -340,7 +340,7 @@ TEST_CASE("outputs of 16 bits from F32 data", "[rope][step]") {
           step.table_rows = -1;
           step.out_style = ROPE_STYLE_INTERLEAVED;
           step.check();
-          // A type of its own for each.
+          // Each has its own type.
           step.k.out_dtype = out_dtype == ROPE_DTYPE_F16 ? ROPE_DTYPE_BF16 : ROPE_DTYPE_F16;
           step.check();
         }

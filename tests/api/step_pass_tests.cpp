@@ -1,4 +1,4 @@
-// step_pass_tests.cpp - channels outside the window from another tensor, and caches that have them apart
+// step_pass_tests.cpp - channels outside the window from another tensor, and caches that store them separately
 #include <catch2/catch_test_macros.hpp>
 #include <string>
 #include <vector>
@@ -24,7 +24,7 @@ StepCase parted(rope_dtype_t dtype, int32_t offset) {
   return step;
 }
 
-// Multi-head latent attention: one latent head, whose window lies apart.
+// Multi-head latent attention: one latent head with a separate window.
 StepCase latent(rope_dtype_t dtype) {
   StepCase step = parted(dtype, 24);
   step.layout = ROPE_LAYOUT_THD;
@@ -37,7 +37,7 @@ StepCase latent(rope_dtype_t dtype) {
   return step;
 }
 
-// A window of 64 channels before or behind so many others, as the kernels of whole heads take them.
+// A window of 64 channels before or behind as many other channels, as the kernels of whole heads require.
 StepCase pieces(rope_dtype_t dtype, rope_style_t style, int32_t others, bool is_behind) {
   StepCase step;
   step.dtype = dtype;
@@ -57,7 +57,7 @@ StepCase pieces(rope_dtype_t dtype, rope_style_t style, int32_t others, bool is_
   return step;
 }
 
-// As it is, by a table some of whose rows are not there, without angles, and in batches that no stride makes one.
+// The step unchanged, with a table that lacks some rows, without angles, and with batches that no stride joins.
 void check_ways(StepCase step) {
   step.check();
   step.table_rows = step.tokens - 2;
@@ -256,7 +256,7 @@ TEST_CASE("latent rows of 8 bits", "[rope][step][pass][quant]") {
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
     for (const bool has_pass : {false, true}) {
       for (const rope_dtype_t type : {ROPE_DTYPE_F32, ROPE_DTYPE_F8_E8M0}) {
-        // Words of the window beside codes with scales: in vLLM's row of 656 bytes and DeepSeek-V4's of 584.
+        // The window as words beside codes with scales: vLLM's row of 656 bytes and DeepSeek-V4's of 584.
         StepCase step = latent(dtype);
         step.k.has_pass = has_pass;
         step.quant_rounding = type == ROPE_DTYPE_F8_E8M0 ? ROPE_QUANT_ROUND_FIRST : 0;
@@ -269,7 +269,7 @@ TEST_CASE("latent rows of 8 bits", "[rope][step][pass][quant]") {
         step.quant_flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
         step.scale_floor = 1e-4;
         step.check();
-        // All of it as codes, with scales of the window's own.
+        // All channels as codes, with separate scales for the window.
         step.cache->k_dtype = ROPE_DTYPE_F8_E5M2;
         step.k.cache_scales.dtype = ROPE_DTYPE_F32;
         step.check();
@@ -277,7 +277,7 @@ TEST_CASE("latent rows of 8 bits", "[rope][step][pass][quant]") {
         step.k.scale = Scale::One;
         step.check();
       }
-      // One static scale of each.
+      // One static scale for each.
       StepCase step = latent(dtype);
       step.k.has_pass = has_pass;
       step.q.out_dtype = step.cache->k_dtype = step.cache->k_pass_dtype = ROPE_DTYPE_F8_E4M3;

@@ -14,7 +14,7 @@ const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_D
 const std::vector<rope_dtype_t> codes = {ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2};
 const std::vector<rope_layout_t> layouts = {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD};
 
-// Servers' step: q turned in place, k turned and cached, v cached.
+// The step of servers: q turned in place, k turned and cached, v cached.
 StepCase cached(rope_dtype_t code) {
   StepCase step;
   step.dtype = ROPE_DTYPE_BF16;
@@ -97,7 +97,7 @@ TEST_CASE("16-bit outputs beside caches of 8 bits, and the other way round", "[r
       step.k.out = step.v.out = StepOut::Same;
       step.check();
       step.k.out = StepOut::Own;
-      step.k.out_dtype = ROPE_DTYPE_F8_E5M2;  // another type than the cache's
+      step.k.out_dtype = ROPE_DTYPE_F8_E5M2;  // differs from the cache's type
       step.check();
       step.cache->k_dtype = dtype;
       step.check();
@@ -267,7 +267,7 @@ TEST_CASE("infinities, NaN, zeros, and what lies between two codes", "[rope][ste
               0x7p-17L};
           const int64_t i = number++;
           if (i % 2 == 0) return special[i / 2 % (sizeof special / sizeof *special)];
-          return std::ldexp(static_cast<oracle::Real>(i % 64), static_cast<int>(i / 64 % 20) - 12);  // midpoints too
+          return std::ldexp(static_cast<oracle::Real>(i % 64), static_cast<int>(i / 64 % 20) - 12);  // also midpoints
         };
         step.check();
       }
@@ -307,7 +307,7 @@ namespace {
 
 const std::vector<rope_dtype_t> scale_types = {ROPE_DTYPE_F32, ROPE_DTYPE_F8_E8M0};
 
-// q and the caches get scales instead of having them.
+// The call writes the scales of q and of the caches.
 StepCase scaled(rope_dtype_t code, rope_dtype_t type, int groups) {
   StepCase step = cached(code);
   quantise_q(code, &step);
@@ -357,7 +357,7 @@ TEST_CASE("written scales of any strides, split, and inside of a cache's rows", 
     step.v.cache_scales.placement.reversed(3).gap(1, 1);
     step.check();
     for (const bool has_other_groups : {false, true}) {
-      // An output beside the cache, each with scales of its own.
+      // An output in addition to the cache, each with its own scales.
       step.k.out = StepOut::Own;
       step.k.out_dtype = ROPE_DTYPE_F8_E4M3;
       step.k.out_scales.dtype = has_other_groups ? ROPE_DTYPE_F32 : type;
@@ -518,7 +518,7 @@ TEST_CASE("no scale is written for tokens of no sequence, of no place, and at fa
       step.tokens = 10;
       step.cu_seqlens = {1, 4, 4, 8};
       step.has_fault = true;
-      step.cache->slots = {3, 12, -1, 0, 5, 7, 1, 2};  // one outside, and none of the last two
+      step.cache->slots = {3, 12, -1, 0, 5, 7, 1, 2};  // one outside, and no slots for the last two tokens
       step.cache->flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
       step.check();
       step.cu_seqlens.clear();

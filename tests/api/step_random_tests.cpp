@@ -1,8 +1,8 @@
-// step_random_tests.cpp - seeded steps drawn from norms, rotations, outputs and caches together
+// step_random_tests.cpp - seeded random steps with norms, rotations, outputs and caches
 //
-// ROPE_STEP_CASES says how many (600), ROPE_STEP_SEED where they begin. A failing case names its seed:
+// ROPE_STEP_CASES sets the number of cases (600), ROPE_STEP_SEED the first seed. A failing case prints its seed:
 //   ROPE_STEP_CASES=1 ROPE_STEP_SEED=<that> rope_api_tests "[step][random]"
-// runs it alone.
+// runs only this case.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstdlib>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int parts = 2;
 
-// How often draws contained what.
+// Counts of the features in the drawn steps.
 using Coverage = std::map<std::string, int64_t>;
 
 const std::vector<std::string> features = {"q absent",
@@ -155,7 +155,7 @@ class Draw {
     int32_t window = drawn_.head_dim;
     has_pieces_ = chance(25);
     if (has_pieces_) {
-      // As the kernels of whole heads take heads in pieces.
+      // Pieces of heads that the kernels of whole heads support.
       drawn_.rotary_dim = window = 64;
       drawn_.head_dim = static_cast<int32_t>(64 * between(2, 5));
       drawn_.rotary_offset = chance(50) ? 0 : drawn_.head_dim - window;
@@ -212,7 +212,7 @@ class Draw {
       drawn_.flags = ROPE_FLAG_V_UNROTATED;
       saw("v unrotated");
     }
-    // With q and k absent and v not turned nothing is turned, flag or not; that is said by UNROTATED.
+    // Without q and k, and with v not turned, nothing is turned, with or without the flag. UNROTATED expresses this.
     if (present == 4 && drawn_.flags == ROPE_FLAG_V_UNROTATED) drawn_.flags = ROPE_FLAG_UNROTATED;
     v_is_turned_ = saw_if(drawn_.flags == 0 && (present & 4) != 0, "v turned");
     const int rank = is_thd() ? 3 : 4;
@@ -307,7 +307,7 @@ class Draw {
       const bool has_out = tensor.out == StepOut::Own && oracle::is_code(tensor.out_dtype);
       if (!has_out && !oracle::is_code(cached)) continue;
       has_codes = true;
-      // A scale would be a group, beside which v is not turned.
+      // A scale would be a group, and with a group v is not turned.
       if (v_is_turned_ || chance(15)) continue;
       if (chance(60)) {
         const bool has_code_cache = is_cached && oracle::is_code(cached);
@@ -340,7 +340,7 @@ class Draw {
     if (saw_if(chance(40), "scale floor")) drawn_.scale_floor = one_of({1e-12, 0.3, 10.0, 1e-44, 3e38});
   }
 
-  // Of an output, of a cache, or of both.
+  // Codes of an output, of a cache, or of both.
   void draw_scales(bool has_out, bool has_cache, StepTensor *tensor) {
     const int64_t drawn = between(1, 3);
     const int32_t width = width_of(*tensor);
@@ -364,7 +364,7 @@ class Draw {
     if (!drawn->is_inline) {
       drawn->placement = placement(4, false);
     } else if (drawn->dtype == ROPE_DTYPE_F32) {
-      // They have to be aligned in the rows of codes.
+      // They must be aligned in the rows of codes.
       *of_cache = Placement().gap(2, one_of<int64_t>({0, 4, 12})).gap(1, one_of<int64_t>({0, 8}));
     }
   }
@@ -382,7 +382,7 @@ class Draw {
     return scales;
   }
 
-  // Backward has no caches, codes and parts.
+  // Backward has no caches, codes or parts.
   void draw_direction() {
     bool is_forward_alone = drawn_.cache || drawn_.has_amax;
     StepTensor *const tensors[] = {&drawn_.q, &drawn_.k, &drawn_.v};
@@ -418,7 +418,7 @@ class Draw {
     return of.is_window ? window : of.width ? of.width : drawn_.head_dim;
   }
 
-  // The same value for the same token each time.
+  // Each token gets the same value every time.
   auto values(int64_t low, int64_t high) {
     const uint64_t seed = random_.bits();
     return [=](int64_t axis, int64_t batch, int64_t token) {
@@ -515,7 +515,7 @@ class Draw {
         cache->page_table->push_back(list(cache->table_columns, -1, cache->pages));
       }
     }
-    // Not both a negative number and one past the end: which of the two counts is not said.
+    // Not both a negative number and one past the end: the contract does not state which of the two counts.
     if (has_sequence) cache->sequence = list(count, chance(50) ? -1 : 0, rows);
     const bool needs_positions = drawn_.num_axes > 1 || drawn_.table_by_token;
     if (needs_positions || saw_if(chance(40), "cache positions")) {

@@ -12,12 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "support/code_oracle.hpp"
 #include "support/device.hpp"
 #include "support/swiglu_rows.hpp"
 #include "support/tensors.hpp"
 
 namespace {
 
+using namespace code_oracle;
 using oracle::Real;
 
 enum class Scales {
@@ -122,105 +124,6 @@ struct CodesCase::Scene {
                 expert_rows = {}, expert_offsets = {}, row_index = {}, row_scale = {};
 };
 
-float magnitude_of(Real value) {
-  return std::fabs(static_cast<float>(value));
-}
-
-float top_of(rope_dtype_t code) {
-  return code == ROPE_DTYPE_F8_E4M3 ? 448.0f : code == ROPE_DTYPE_F8_E5M2 ? 57344.0f : 6.0f;
-}
-
-// OCP MX, table of E2M1, by search: the nearest, of two the even one, and the largest beyond it. NaN becomes that too.
-uint8_t pair_code(float value) {
-  constexpr float numbers[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-  if (std::isnan(value)) return 7;
-  const Real magnitude = std::fabs(static_cast<Real>(value));
-  int best = 7;
-  for (int code = 6; code >= 0 && magnitude < 6; --code) {
-    const Real distance = std::fabs(magnitude - numbers[code]), other = std::fabs(magnitude - numbers[best]);
-    if (distance < other || (distance == other && code % 2 == 0)) best = code;
-  }
-  return static_cast<uint8_t>(best | (std::signbit(value) ? 8 : 0));
-}
-
-uint8_t code_of(rope_dtype_t dtype, float value) {
-  if (dtype == ROPE_DTYPE_F4_E2M1X2) return pair_code(value);
-  uint8_t code;
-  oracle::encode(dtype, value, &code);
-  return code;
-}
-
-// TransformerEngine's scale of MXFP8 to E4M3, "round up": the exponent of amax times 1/448 and, where there is a
-// fraction, one more.
-int rounded_up_exponent(float amax) {
-  const float ratio = amax * (1.0f / 448.0f);
-  if (std::isnan(ratio)) return 255;
-  if (std::isinf(ratio)) return 254;
-  int exponent = 0;
-  const float fraction = std::frexp(ratio, &exponent);  // from 0.5 on
-  return ratio == 0 ? 0 : exponent - 1 + 127 + (fraction > 0.5f ? 1 : 0);
-}
-
-// A written scale as a number.
-float scale_of(const CodesCase &codes, float amax, float global) {
-  const bool is_e8m0 = codes.scale_dtype == ROPE_DTYPE_F8_E8M0, is_e4m3 = codes.scale_dtype == ROPE_DTYPE_F8_E4M3;
-  const float floor = codes.floor != 0 ? static_cast<float>(codes.floor) : is_e8m0 || is_e4m3 ? 0.0f : 1e-10f;
-  const float held = std::isnan(amax) ? amax : std::max(amax, floor), top = top_of(codes.code);
-  if (is_e4m3) {
-    const float sixth = static_cast<float>(static_cast<Real>(held) / 6);
-    const float product = static_cast<float>(static_cast<Real>(global) * sixth);
-    uint8_t code;
-    oracle::encode(ROPE_DTYPE_F8_E4M3, product, &code);
-    return static_cast<float>(oracle::decode(ROPE_DTYPE_F8_E4M3, &code));
-  }
-  if (std::isnan(amax) || std::isinf(amax)) return amax;
-  if (!is_e8m0 && (codes.flags & ROPE_QUANT_FLAG_POWER_OF_TWO) == 0) return held / top;
-  int exponent = is_e8m0 ? -127 : -149;
-  while (std::ldexp(static_cast<Real>(top), exponent) < static_cast<Real>(held)) ++exponent;
-  return static_cast<float>(std::ldexp(Real{1}, exponent));
-}
-
-float inverse_of(float scale, float global) {
-  if (scale == 0) return 0;
-  return std::min(static_cast<float>(static_cast<Real>(global) / scale), std::numeric_limits<float>::max());
-}
-
-// As the scale is stored.
-uint32_t bits_of_scale(const CodesCase &codes, float scale) {
-  if (codes.scale_dtype == ROPE_DTYPE_F8_E4M3) return code_of(ROPE_DTYPE_F8_E4M3, scale);
-  if (codes.scale_dtype != ROPE_DTYPE_F8_E8M0) {
-    if (std::isnan(scale)) return 0x7fc00000u;
-    uint32_t bits;
-    std::memcpy(&bits, &scale, sizeof bits);
-    return bits;
-  }
-  if (std::isnan(scale)) return 255;
-  return std::isinf(scale) ? 254 : static_cast<uint32_t>(std::ilogb(scale) + 127);
-}
-
-uint32_t bits_at(const rope_tensor_t &tensor, const Index &at) {
-  uint32_t bits = 0;
-  std::memcpy(&bits, element_at(tensor, at), static_cast<size_t>(oracle::element_size(tensor.dtype)));
-  return bits;
-}
-
-// How many codes lie between two.
-int steps_between(rope_dtype_t dtype, uint8_t a, uint8_t b) {
-  const int sign = dtype == ROPE_DTYPE_F4_E2M1X2 ? 8 : 128;
-  const auto place = [&](uint8_t code) { return (code & sign) != 0 ? sign - code : int{code}; };
-  // Of a magnitude that may have vanished the sign still counts.
-  return place(a) == place(b) && a != b ? 1 : std::abs(place(a) - place(b));
-}
-
-uint8_t code_at(const rope_tensor_t &out, Index at) {
-  if (out.dtype != ROPE_DTYPE_F4_E2M1X2) return static_cast<uint8_t>(bits_at(out, at));
-  int64_t &channel = at[static_cast<size_t>(out.ndim) - 1];
-  const bool is_odd = channel % 2 != 0;
-  channel /= 2;
-  const uint32_t pair = bits_at(out, at);
-  return static_cast<uint8_t>(is_odd ? pair >> 4 : pair & 15);
-}
-
 // What pads scales in tiles is 0. Returns how much is not.
 int CodesCase::check_padding(Workspace *workspace, const rope_tensor_t &scales_out) const {
   int wrong = 0;
@@ -258,6 +161,7 @@ void CodesCase::fill_edges(Workspace *workspace, const rope_tensor_t &up) const 
 }
 
 void CodesCase::verify(Scene *scene, bool is_exact) const {
+  const ScaleRule rule = {code, scale_dtype, flags, floor};
   Workspace &workspace = scene->workspace;
   const rope_tensor_t &plain = scene->plain, &out = scene->out;
   // The values of this device, group by group.
@@ -283,7 +187,7 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
       const bool is_e4m3 = scale_dtype == ROPE_DTYPE_F8_E4M3;
       const float global = is_e4m3 && this->global != 0 ? global_of({expert_of(at)}) : 1, amax_of_group = max_of(group);
       const uint32_t bits = bits_at(scene->scales, group);
-      const uint32_t expected = bits_of_scale(*this, scale_of(*this, amax_of_group, global));
+      const uint32_t expected = bits_of_scale(rule, scale_of(rule, amax_of_group, global));
       const int64_t step = std::abs(static_cast<int64_t>(bits) - static_cast<int64_t>(expected));
       const int64_t allowed = scale_dtype == ROPE_DTYPE_F32 && flags == 0 ? 1 << 14 : is_e4m3 ? 1 : 0;
       if (step > (is_exact ? 0 : allowed)) ++wrong;
@@ -293,15 +197,7 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
         if (static_cast<int>(bits) != rounded_up_exponent(amax_of_group)) ++wrong;
       }
       workspace.accept(scene->scales, group);
-      float scale = std::numeric_limits<float>::quiet_NaN();
-      if (scale_dtype == ROPE_DTYPE_F32) {
-        std::memcpy(&scale, &bits, sizeof scale);
-      } else if (is_e4m3) {
-        const auto byte = static_cast<uint8_t>(bits);
-        scale = static_cast<float>(oracle::decode(ROPE_DTYPE_F8_E4M3, &byte));
-      } else if (bits != 255) {
-        scale = bits == 254 ? std::numeric_limits<float>::infinity() : std::ldexp(1.0f, static_cast<int>(bits) - 127);
-      }
+      const float scale = scale_from(scale_dtype, bits);
       factor = std::isinf(scale) ? 0 : inverse_of(scale, global);
       if (std::isnan(scale)) factor = scale;
     } else if (scales == Scales::Given) {
@@ -836,8 +732,15 @@ TEST_CASE("SwiGLU makes no codes of F64", "[swiglu][codes][errors]") {
     const SwigluDesc desc = create(config);
     CHECK(swiglu_forward(desc.get(), &args, nullptr) == ROPE_STATUS_NOT_SUPPORTED);
     CHECK(std::string(rope_last_error()) ==
-          "swiglu_forward: out.dtype is F8_E4M3: this version writes 8 bits in swiglu_forward only, from F32, F16 or "
-          "BF16");
+          "swiglu_forward: out.dtype is F8_E4M3: this version writes 8 bits from F32, F16 or BF16, and in "
+          "swiglu_backward only of grad_gate and grad_up");
+    swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+    column.out = args.out;
+    args.out = {};
+    args.column = &column;
+    CHECK(swiglu_forward(desc.get(), &args, nullptr) == ROPE_STATUS_NOT_SUPPORTED);
+    CHECK(std::string(rope_last_error()) ==
+          "swiglu_forward: column.out.dtype is F8_E4M3: this version writes 8 bits from F32, F16 or BF16 only");
     std::string where;
     CHECK(workspace.untouched_elsewhere(&where));
   }

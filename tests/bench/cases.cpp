@@ -163,6 +163,10 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
   require(scales != 1 || (codes != 0 && item->layout == ROPE_LAYOUT_THD), "scales=head: codes, layout=thd");
   require(item->scale_group == 0 || (codes == 3 && item->columns % item->scale_group == 0),
           "scales=row|128|32: codes=out, columns that are whole groups");
+  item->has_columns = choice_of(words, "ways", {"row", "both"}) == 1;
+  require(!item->has_columns || (scales == 4 && item->rows % 32 == 0 && item->num_experts == 0),
+          "ways=both: scales=32, rows that are whole groups, no experts");
+  require(codes != 3 || !item->is_backward || item->has_columns, "codes=out direction=backward: ways=both");
 
   // Twice as many pages as are written. In decode each token has a page of its own, and all pages exceed an L2 cache.
   const int64_t rows = item->batches * item->tokens;
@@ -268,12 +272,11 @@ bool fits(const Rule &rule, const Case &item) {
       {"isa", isa_here()},
   };
   facts.insert(facts.end(), item.words.begin(), item.words.end());
-  const Words defaults = {{"dtype", "bf16"},       {"angles", "computed"}, {"place", "in-place"},
-                          {"launch", "plain"},     {"measure", "stream"},  {"direction", "forward"},
-                          {"gate", "separate"},    {"threads", "all"},     {"norm", "none"},
-                          {"cache", "none"},       {"rotated", "yes"},     {"beside", "none"},
-                          {"codes", "none"},       {"scales", "static"},   {"pass", "none"},
-                          {"gradients", "inputs"}, {"accumulate", "no"},   {"experts", "none"}};
+  const Words defaults = {{"dtype", "bf16"},       {"angles", "computed"},   {"place", "in-place"}, {"launch", "plain"},
+                          {"measure", "stream"},   {"direction", "forward"}, {"gate", "separate"},  {"threads", "all"},
+                          {"norm", "none"},        {"cache", "none"},        {"rotated", "yes"},    {"beside", "none"},
+                          {"codes", "none"},       {"scales", "static"},     {"pass", "none"},      {"ways", "row"},
+                          {"gradients", "inputs"}, {"accumulate", "no"},     {"experts", "none"}};
   facts.insert(facts.end(), defaults.begin(), defaults.end());
   for (const auto &condition : rule.conditions) {
     if (condition.first == "mb") {
@@ -297,7 +300,7 @@ const std::set<std::string> &case_keys() {
       "alpha",   "columns",   "gate",      "limit",      "up-offset",   "direction",    "dtype",      "launch",
       "threads", "margin",    "norm",      "norm-order", "norm-extent", "weight",       "cache",      "slots",
       "k-out",   "rotated",   "beside",    "activation", "limit-rule",  "gate-softcap", "up-softcap", "bias",
-      "experts", "codes",     "scales",    "pass",       "gradients",   "accumulate",   "expert-rows"};
+      "experts", "codes",     "scales",    "ways",       "pass",        "gradients",    "accumulate", "expert-rows"};
   return keys;
 }
 
@@ -350,7 +353,8 @@ double bytes_moved(const Case &item) {
     if (item.code_dtype == 0) return elements * size * (item.is_backward ? 5 : 3);
     const double scale_size = item.scale_group == 32 ? 1 : static_cast<double>(size_of(ROPE_DTYPE_F32));
     const double scales = item.scale_group == 0 ? 0 : elements / static_cast<double>(item.scale_group);
-    return elements * (2 * size + 1) + scales * scale_size;
+    const double inputs = item.is_backward ? 3 : 2, outputs = (item.is_backward ? 2 : 1) * (item.has_columns ? 2 : 1);
+    return elements * inputs * size + outputs * (elements + scales * scale_size);
   }
   const double tokens = static_cast<double>(item.batches * item.tokens);
   if (item.cache == CacheLayout::kNone) {

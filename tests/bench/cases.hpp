@@ -117,7 +117,8 @@ struct Case {
   bool has_weight_gradients = false, accumulates = false;  // backward
 
   // SwiGLU
-  int64_t scale_group = 0;  // channels for which a scale is written; 0: none
+  int64_t scale_group = 0;   // channels for which a scale is written; 0: none
+  bool has_columns = false;  // codes by column too, with scales of as many rows
   int64_t rows = 0, columns = 0;
   Gate gate = Gate::kSeparate;
   int32_t activation = SWIGLU_ACTIVATION_SWIGLU, limit_rule = SWIGLU_LIMIT_GATE;

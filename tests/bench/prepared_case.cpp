@@ -917,8 +917,9 @@ class PreparedSwiglu : public PreparedCase {
     swiglu_desc_t *desc = nullptr;
     require(swiglu_desc_create(&config_, &desc));
     desc_.reset(desc);
-    quants_.resize(static_cast<size_t>(sets));
-    for (swiglu_quant_args_t &quant : quants_) args_.push_back(make_args(&quant));
+    quants_.resize(static_cast<size_t>(sets), SWIGLU_QUANT_ARGS_INIT);
+    columns_.resize(static_cast<size_t>(sets), SWIGLU_COLUMN_ARGS_INIT);
+    for (size_t set = 0; set < quants_.size(); ++set) args_.push_back(make_args(&quants_[set], &columns_[set]));
   }
 
   void create_once() const override {
@@ -961,16 +962,34 @@ class PreparedSwiglu : public PreparedCase {
     numbers.gate_softcap = item_.gate_softcap;
     numbers.up_softcap = item_.up_softcap;
     Accuracy accuracy;
-    if (item_.is_backward) {
-      const std::vector<double> grad_gate = read(args.grad_gate, rows), grad_up = read(args.grad_up, rows);
-      for (size_t i = 0; i < gate.size(); ++i) {
-        const GateGradient exact = gate_gradient(numbers, gate[i], up[i], grad_out[i]);
-        accuracy.add(grad_gate[i], exact.gate);
-        accuracy.add(grad_up[i], exact.up);
+    const swiglu_quant_args_t &quant = quants_[0];
+    const swiglu_column_args_t &column = columns_[0];
+    std::vector<double> exact[2];
+    for (size_t i = 0; i < gate.size(); ++i) {
+      if (item_.is_backward) {
+        const GateGradient gradient = gate_gradient(numbers, gate[i], up[i], grad_out[i]);
+        exact[0].push_back(gradient.gate);
+        exact[1].push_back(gradient.up);
+      } else {
+        exact[0].push_back(gated(numbers, gate[i], up[i]));
       }
+    }
+    const auto compare = [&](int output, const std::vector<double> &values) {
+      for (size_t i = 0; i < values.size(); ++i) accuracy.add(values[i], exact[output][i]);
+    };
+    const bool has_codes = item_.code_dtype != 0;
+    if (item_.is_backward) {
+      compare(0, has_codes ? read_codes(args.grad_gate, quant.grad_gate_scales_out, rows) : read(args.grad_gate, rows));
+      compare(1, has_codes ? read_codes(args.grad_up, quant.grad_up_scales_out, rows) : read(args.grad_up, rows));
     } else {
-      const std::vector<double> out = item_.code_dtype == 0 ? read(args.out, rows) : read_codes(args.out, rows);
-      for (size_t i = 0; i < gate.size(); ++i) accuracy.add(out[i], gated(numbers, gate[i], up[i]));
+      const rope_tensor_t &scales = item_.scale_group == 0 ? quant.scale : quant.scales_out;
+      compare(0, has_codes ? read_codes(args.out, scales, rows) : read(args.out, rows));
+    }
+    if (item_.has_columns && item_.is_backward) {
+      compare(0, read_column_codes(column.grad_gate, column.grad_gate_scales_out, rows));
+      compare(1, read_column_codes(column.grad_up, column.grad_up_scales_out, rows));
+    } else if (item_.has_columns) {
+      compare(0, read_column_codes(column.out, column.scales_out, rows));
     }
     require_accuracy(accuracy, allowed_error(written_dtype_of(item_)));
     return accuracy;
@@ -990,6 +1009,18 @@ class PreparedSwiglu : public PreparedCase {
     const int64_t groups = item_.columns / item_.scale_group;
     void *memory = memory_.allocate(static_cast<size_t>(room_of_rows(item_) * groups * size_of(dtype)));
     return tensor(memory, dtype, {room_of_rows(item_), groups});
+  }
+
+  // [rows / 32, columns].
+  rope_tensor_t make_column_scales() {
+    const int64_t groups = item_.rows / item_.scale_group;
+    void *memory = memory_.allocate(static_cast<size_t>(groups * item_.columns));
+    return tensor(memory, ROPE_DTYPE_F8_E8M0, {groups, item_.columns});
+  }
+
+  rope_tensor_t make_codes() {
+    void *memory = memory_.allocate(static_cast<size_t>(room_of_rows(item_) * item_.columns));
+    return tensor(memory, item_.code_dtype, {room_of_rows(item_), item_.columns});
   }
 
   rope_tensor_t make_bias() {
@@ -1083,21 +1114,36 @@ class PreparedSwiglu : public PreparedCase {
     }
   }
 
-  swiglu_args_t make_args(swiglu_quant_args_t *quant) {
+  swiglu_args_t make_args(swiglu_quant_args_t *quant, swiglu_column_args_t *column) {
     swiglu_args_t args = {};
     args.struct_size = sizeof args;
     args.flags = item_.is_programmatic ? ROPE_FLAG_PROGRAMMATIC_LAUNCH : 0;
     make_pair(&args.gate, &args.up);
     if (item_.is_backward) {
       args.grad_out = make_tensor(item_.columns);
-      make_pair(&args.grad_gate, &args.grad_up);
+      if (item_.code_dtype == 0) make_pair(&args.grad_gate, &args.grad_up);
     } else {
-      args.out = make_tensor(item_.columns);
+      args.out = item_.code_dtype == 0 ? make_tensor(item_.columns) : make_codes();
+    }
+    if (item_.has_columns) {
+      if (item_.is_backward) {
+        column->grad_gate = make_codes();
+        column->grad_up = make_codes();
+        column->grad_gate_scales_out = make_column_scales();
+        column->grad_up_scales_out = make_column_scales();
+      } else {
+        column->out = make_codes();
+        column->scales_out = make_column_scales();
+      }
+      args.column = column;
     }
     if (item_.code_dtype != 0) {
-      *quant = SWIGLU_QUANT_ARGS_INIT;
-      args.out.dtype = item_.code_dtype;
-      if (item_.scale_group != 0) {
+      if (item_.is_backward) {
+        args.grad_gate = make_codes();
+        args.grad_up = make_codes();
+        quant->grad_gate_scales_out = make_scales();
+        quant->grad_up_scales_out = make_scales();
+      } else if (item_.scale_group != 0) {
         quant->scales_out = make_scales();
       } else {
         void *memory = memory_.allocate(sizeof kCodeScale);
@@ -1132,7 +1178,7 @@ class PreparedSwiglu : public PreparedCase {
   // outputs.
   void poison(const rope_tensor_t &view) const {
     const int64_t last = (view.shape[0] - 1) * stride_of(view, 0) + (view.shape[1] - 1) * stride_of(view, 1);
-    memory_.poison(view.data, static_cast<size_t>((last + 1) * size_of(item_.dtype)));
+    memory_.poison(view.data, static_cast<size_t>((last + 1) * size_of(view.dtype)));
   }
 
   std::vector<double> read(const rope_tensor_t &view, const std::vector<int64_t> &rows) const {
@@ -1143,19 +1189,33 @@ class PreparedSwiglu : public PreparedCase {
     return memory_.read(view.data, item_.dtype, indices);
   }
 
-  std::vector<double> read_codes(const rope_tensor_t &view, const std::vector<int64_t> &rows) const {
+  std::vector<double> read_codes(const rope_tensor_t &view, const rope_tensor_t &scales,
+                                 const std::vector<int64_t> &rows) const {
     std::vector<int64_t> indices, places;
     const int64_t groups = item_.scale_group == 0 ? 1 : item_.columns / item_.scale_group;
     for (int64_t row : rows) {
       for (int64_t i = 0; i < item_.columns; ++i) indices.push_back(row * item_.columns + i);
       for (int64_t i = 0; i < groups; ++i) places.push_back(item_.scale_group == 0 ? 0 : row * groups + i);
     }
-    const swiglu_quant_args_t &quant = quants_[0];
-    const rope_tensor_t &scales = item_.scale_group == 0 ? quant.scale : quant.scales_out;
     const std::vector<double> scale = memory_.read(scales.data, scales.dtype, places);
     std::vector<double> values = memory_.read(view.data, view.dtype, indices);
     const auto of_group = static_cast<size_t>(item_.columns / groups);
     for (size_t i = 0; i < values.size(); ++i) values[i] *= scale[i / of_group];
+    return values;
+  }
+
+  std::vector<double> read_column_codes(const rope_tensor_t &view, const rope_tensor_t &scales,
+                                        const std::vector<int64_t> &rows) const {
+    std::vector<int64_t> indices, places;
+    for (int64_t row : rows) {
+      for (int64_t i = 0; i < item_.columns; ++i) {
+        indices.push_back(row * item_.columns + i);
+        places.push_back(row / item_.scale_group * item_.columns + i);
+      }
+    }
+    const std::vector<double> scale = memory_.read(scales.data, scales.dtype, places);
+    std::vector<double> values = memory_.read(view.data, view.dtype, indices);
+    for (size_t i = 0; i < values.size(); ++i) values[i] *= scale[i];
     return values;
   }
 
@@ -1165,6 +1225,7 @@ class PreparedSwiglu : public PreparedCase {
   swiglu_input_args_t input_ = SWIGLU_INPUT_ARGS_INIT;
   std::unique_ptr<swiglu_desc_t, void (*)(swiglu_desc_t *)> desc_{nullptr, swiglu_desc_destroy};
   std::vector<swiglu_quant_args_t> quants_;
+  std::vector<swiglu_column_args_t> columns_;
   std::vector<swiglu_args_t> args_;
 };
 

@@ -10,6 +10,7 @@
 #include "backend/backend.hpp"
 #include "core/problem/step_problem.hpp"
 #include "scenes.hpp"
+#include "support/swiglu_call.hpp"
 
 namespace {
 
@@ -164,11 +165,13 @@ void check_swiglu_rows(rope_dtype_t dtype, const Shape &shape, int64_t start, bo
   rope::DeviceInfo device;
   require_served(rope::kCudaBackend.open_swiglu("test", dtype, 0, 0, &device));
   rope::SwigluProblem problem;
-  require_served(rope::make_swiglu_problem("test", dtype, kPlain, args, is_backward, &problem));
+  require_served(swiglu_call::make_problem("test", dtype, kPlain, args, is_backward, &problem));
   rope::SwigluPlan plan;
   require_served(rope::plan_swiglu("test", problem, device, &plan));
   REQUIRE(plan.grid_y == 1);
-  const auto launch = [&] { return rope::kCudaBackend.run_swiglu("test", problem, plan, 0, nullptr); };
+  const auto launch = [&] {
+    return rope::kCudaBackend.run_swiglu("test", swiglu_call::call_of(problem), swiglu_call::plan_of(plan), 0, nullptr);
+  };
   const std::vector<std::byte> expected = bytes_after(image, launch);
   CHECK_FALSE(image.is_as_frozen());
   const uint32_t blocks = plan.grid_x;

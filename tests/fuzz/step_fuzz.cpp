@@ -1,8 +1,9 @@
-// step_fuzz.cpp - fuzzes steps: norms, caches, what is not turned, row factors, outputs and caches of 16 and 8 bits
+// step_fuzz.cpp - fuzzes steps: norms, caches, tensors that are not turned, row factors, outputs and caches of 16 and 8
+// bits
 //
-// As rope_fuzz.cpp does: mostly good requests with lies here and there, in memory that is exactly what they say. Values
-// are the tests' (tests/support/step_case.hpp); here it is what is refused, and that nothing but the outputs, the caches,
-// scales, amax and the fault words is written, whatever slots and page tables hold.
+// Like rope_fuzz.cpp it builds mostly valid requests with some false statements, in memory of exactly the stated size.
+// The tests check values (tests/support/step_case.hpp). This program checks refusals, and that a call writes only
+// outputs, caches, scales, amax and the fault words, whatever slots and page tables hold.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -102,7 +103,7 @@ class Request {
     args_.input = has_input_ ? input_bytes.as<rope_input_args_t>() : nullptr;
     const StructBytes bytes(&in_, &args_, rope::kRopeArgsFirstSize, sizeof args_);
     const auto *args = bytes.as<rope_args_t>();
-    // The bytes of an older header have no groups.
+    // Bytes in the form of an older header have no groups.
     if (args_.norm == nullptr) norm_ = {};
     if (args_.cache == nullptr) cache_ = {};
     if (args_.quant == nullptr) quant_ = {};
@@ -129,7 +130,7 @@ class Request {
           run.returned(is_forward ? rope_forward(desc, args, nullptr) : rope_backward(desc, args, nullptr));
       const bool is_of_forward = args_.cache != nullptr || args_.quant != nullptr || has_code_outputs() ||
                                  (args_.input != nullptr && (input_.q_pass.ndim != 0 || input_.k_pass.ndim != 0));
-      // Without inputs of a norm backward runs where it norms no tensor of the call.
+      // Without inputs of a norm backward runs if it norms no tensor of the call.
       const bool may_need_inputs = !is_forward && args_.norm != nullptr && !is_of_backward();
       if (is_forward ? is_of_backward() : is_of_forward) {
         expect(!ran, "a direction served what the other one does alone");
@@ -144,7 +145,7 @@ class Request {
  private:
   bool is_thd() const { return config_.layout == ROPE_LAYOUT_THD; }
   bool accumulates() const { return (args_.flags & ROPE_FLAG_ACCUMULATE) != 0; }
-  // What is explained then.
+  // Checks rope_explain for this call.
   bool is_of_backward() const {
     return accumulates() ||
            (args_.norm != nullptr && (norm_.q_in.ndim != 0 || norm_.k_in.ndim != 0 || norm_.v_in.ndim != 0));
@@ -183,7 +184,7 @@ class Request {
     }
   }
 
-  // The window in one tensor and the other channels in another.
+  // One tensor has the window, another the other channels.
   void draw_parts(int i, rope_tensor_t *tensor, rope_tensor_t *out) {
     has_input_ = true;
     if (in_.chance(i == 0 ? 95 : 50)) set_rows(out, config_.dtype, i, false);
@@ -258,7 +259,7 @@ class Request {
     }
   }
 
-  // In backward forward's inputs, and sums of the gradients of weights and biases.
+  // Backward gets forward's inputs, and sums of the gradients of weights and biases.
   void draw_norm_gradients() {
     const int32_t bits = config_.norm_tensors != 0 ? config_.norm_tensors : 3;
     rope_tensor_t *const inputs[] = {&norm_.q_in, &norm_.k_in, &norm_.v_in};
@@ -325,7 +326,7 @@ class Request {
            oracle::is_code(args_.v_out.dtype);
   }
 
-  // Some of what is written has 8 bits.
+  // Some outputs and caches have 8 bits.
   void draw_codes() {
     const bool has_codes = in_.chance(40);
     rope_tensor_t *const written[6] = {&args_.q_out,    &args_.k_out,    &args_.v_out,
@@ -355,7 +356,7 @@ class Request {
            cache_.k_scales.ndim != 0 || cache_.v_scales.ndim != 0 || cache_.k_pass_scales.ndim != 0;
   }
 
-  // In the place of static ones.
+  // These replace static scales.
   void draw_written_scales(rope_tensor_t *const *written, rope_tensor_t *const *scales) {
     if (in_.chance(30)) quant_.flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
     if (in_.chance(30)) quant_.scale_floor = in_.chance(80) ? in_.one_of({1e-12, 1e-45, 448.0}) : in_.number();
@@ -403,7 +404,7 @@ class Request {
     }
   }
 
-  // Memory of their own, in place, beside each other in one buffer, or over each other.
+  // Outputs are in separate memory, in place, beside each other in one buffer, or over each other.
   void place() {
     std::vector<const rope_tensor_t *> placed;
     for (const Member &member : members_) {
@@ -487,7 +488,7 @@ class Request {
     finding("a refusal names a tensor that is none: " + name);
   }
 
-  // Of what is refused, overlaps are overlaps. What a call in place leaves aside counts here too.
+  // A refusal for overlap must be correct. Memory that a call in place skips counts as part of the tensor here.
   void check_refusal() const {
     const std::string message = rope_last_error(), function = "rope_explain: ";
     if (Call::says("shares elements with")) {
@@ -502,8 +503,8 @@ class Request {
     }
   }
 
-  // Only outputs, caches, scales, amax and the fault words may have changed, and all but outputs share no element with
-  // anything.
+  // Only outputs, caches, scales, amax and the fault words may have changed. Except for outputs in place, these share
+  // no element with other tensors.
   void verify() {
     const auto may_change = [&](const rope_tensor_t &tensor) {
       for_each_index(tensor, [&](const Index &index) { memory_.may_have_changed(tensor, index); });
@@ -512,7 +513,7 @@ class Request {
     if (args_.k_out.ndim != 0 || cache_.k_cache.ndim == 0) may_change(args_.k_out.ndim != 0 ? args_.k_out : args_.k);
     if (args_.v_out.ndim != 0 || cache_.v_cache.ndim == 0) may_change(args_.v_out.ndim != 0 ? args_.v_out : args_.v);
     may_change(args_.fault);
-    // Beside a pass an output has no input of its shape that it may be.
+    // With a pass an output cannot be its input, because the shapes differ.
     rope_tensor_t *const joined_q = input_.q_pass.ndim != 0 ? &args_.q_out : &quant_.amax_out;
     rope_tensor_t *const joined_k = input_.k_pass.ndim != 0 ? &args_.k_out : &quant_.amax_out;
     for (const rope_tensor_t *alone :

@@ -116,8 +116,14 @@ constexpr rope_tensor_t rope_quant_args_t::*quant_members[8] = {
     &rope_quant_args_t::q_scale,      &rope_quant_args_t::k_scale,      &rope_quant_args_t::v_scale,
     &rope_quant_args_t::k_pass_scale, &rope_quant_args_t::q_scales_out, &rope_quant_args_t::k_scales_out,
     &rope_quant_args_t::v_scales_out, &rope_quant_args_t::amax_out};
-constexpr rope_tensor_t swiglu_quant_args_t::*swiglu_quant_members[3] = {
-    &swiglu_quant_args_t::scale, &swiglu_quant_args_t::scales_out, &swiglu_quant_args_t::amax_out};
+constexpr rope_tensor_t swiglu_quant_args_t::*swiglu_quant_members[5] = {
+    &swiglu_quant_args_t::scale, &swiglu_quant_args_t::scales_out, &swiglu_quant_args_t::amax_out,
+    &swiglu_quant_args_t::grad_gate_scales_out, &swiglu_quant_args_t::grad_up_scales_out};
+constexpr rope_tensor_t swiglu_column_args_t::*column_members[7] = {
+    &swiglu_column_args_t::amax_out,          &swiglu_column_args_t::out,
+    &swiglu_column_args_t::grad_gate,         &swiglu_column_args_t::grad_up,
+    &swiglu_column_args_t::scales_out,        &swiglu_column_args_t::grad_gate_scales_out,
+    &swiglu_column_args_t::grad_up_scales_out};
 constexpr rope_tensor_t rope_input_args_t::*rope_input_members[5] = {
     &rope_input_args_t::q_pass, &rope_input_args_t::k_pass, &rope_input_args_t::q_row_factor,
     &rope_input_args_t::k_row_factor, &rope_input_args_t::v_row_factor};
@@ -209,15 +215,20 @@ void fuzz_swiglu_args(Input *input) {
     quant = group_of(tensors, swiglu_quant_members, reinterpret_cast<uintptr_t>(args.quant));
     args.quant = &quant;
   }
+  swiglu_column_args_t column;
+  if (args.column != nullptr) {
+    column = group_of(tensors, column_members, reinterpret_cast<uintptr_t>(args.column));
+    args.column = &column;
+  }
   rope::GatingForm form = {};
   expect(rope::check_swiglu_config("", config, &form) == ROPE_STATUS_SUCCESS, "the config, again");
   char text[256];
   const Call call("swiglu_explain");
   const bool is_explained = call.returned(swiglu_explain(desc, raw.handed_over(), text, sizeof text));
   for (const bool is_backward : {false, true}) {
-    rope::SwigluProblem problem;
+    rope::SwigluCall made;
     const bool is_good =
-        rope::make_swiglu_problem("", config.dtype, form, args, is_backward, &problem) == ROPE_STATUS_SUCCESS;
+        rope::make_swiglu_call("", config.dtype, form, args, is_backward, &made) == ROPE_STATUS_SUCCESS;
     if (is_good && !is_small) continue;
     memory.restore();
     const char *function = is_backward ? "swiglu_backward" : "swiglu_forward";

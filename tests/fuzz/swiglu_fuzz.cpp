@@ -373,16 +373,16 @@ class Request {
     const char *function = is_backward_ ? "swiglu_backward" : "swiglu_forward";
     rope::GatingForm form = {};
     expect(rope::check_swiglu_config("", config_, &form) == ROPE_STATUS_SUCCESS, "the config, again");
-    rope::SwigluProblem problem;
-    if (rope::make_swiglu_problem(function, config_.dtype, form, args_, is_backward_, &problem) !=
-        ROPE_STATUS_SUCCESS) {
+    rope::SwigluCall call;
+    if (rope::make_swiglu_call(function, config_.dtype, form, args_, is_backward_, &call) != ROPE_STATUS_SUCCESS) {
       return false;
     }
-    if (problem.is_empty()) return true;
+    if (call.is_empty()) return true;
     for (const rope::DeviceInfo &gpu : gpus) {
-      rope::SwigluPlan plan = {};
-      const rope_status_t status = rope::plan_swiglu(function, problem, gpu, &plan);
+      rope::SwigluCallPlan plans = {};
+      const rope_status_t status = rope::plan_swiglu_call(function, call, gpu, &plans);
       if (status == ROPE_STATUS_NOT_SUPPORTED) continue;
+      const rope::SwigluPlan &plan = plans.has_blocks ? plans.blocks : plans.plans[0];
       expect(status == ROPE_STATUS_SUCCESS, "a plan is made or not supported");
       expect(plan.grid_x > 0 && plan.grid_x <= 0x7fffffff && plan.grid_y > 0 && plan.grid_y <= 0xffff, "the grid");
       expect(plan.threads > 0 && plan.threads <= 1024, "the threads of a block");

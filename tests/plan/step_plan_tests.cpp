@@ -1,4 +1,4 @@
-// step_plan_tests.cpp - which kernel serves which step, and that its launch is legal
+// step_plan_tests.cpp - the kernel for each step, and checks that its launch is legal
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstdint>
@@ -19,13 +19,13 @@ struct Work {
   rope_norm_extent_t extent;
   bool is_turned;
   bool has_cache;
-  bool has_pages = false;  // in the place of slots
+  bool has_pages = false;  // instead of slots
   int32_t axes = 0;
   bool has_head_weights = false;
-  rope_dtype_t cache_code = 0, out_code = 0;  // types of 8 bits: of both caches, and of outputs of q and k
-  bool has_words = false;                     // k is written in place as well
+  rope_dtype_t cache_code = 0, out_code = 0;  // types of 8 bits: for both caches, and for outputs of q and k
+  bool has_words = false;                     // k is also written in place
   bool rounds_first = false, has_amax = false, has_factor = false;
-  bool has_written_scales = false;  // of q_out, or of k_cache
+  bool has_written_scales = false;  // for q_out, or for k_cache
 
   bool has_codes() const { return cache_code != 0 || out_code != 0; }
 };
@@ -47,7 +47,7 @@ const Work kWorks[] = {
 
 constexpr rope_dtype_t kE4M3 = ROPE_DTYPE_F8_E4M3, kE5M2 = ROPE_DTYPE_F8_E5M2;
 
-// Data of 4 bytes and less.
+// Types of 4 bytes or less.
 const Work kCodeWorks[] = {
     {"rotation, E4M3", 0, 0, 0, true, true, false, 0, false, kE4M3},
     {"norm, rotation, E4M3", ROPE_NORM_RMS, 0, 0, true, true, false, 0, false, kE4M3},
@@ -86,7 +86,7 @@ uintptr_t address_of(int number) {
   return (uintptr_t{1} << 45) + (static_cast<uintptr_t>(number) << 43);
 }
 
-// q in place, k and v in place or only cached, compact.
+// q in place, k and v in place or only cached, all compact.
 void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const StepSizes &sizes, Scene *scene) {
   rope_config_t config = ROPE_CONFIG_INIT;
   config.device = ROPE_DEVICE_CUDA;
@@ -199,9 +199,9 @@ const char *name_of(rope_dtype_t dtype) {
 
 }  // namespace
 
-// Each letter is a head_dim of kHeadDims, first of one token and then of 16384: s and l the kernels of whole heads for
-// short launches and for long ones, m that of short ones which has more, r those of rows, - the general kernel. A layout makes no difference,
-// and nothing is refused.
+// Each letter stands for a head_dim of kHeadDims, first with one token, then with 16384. s and l are the kernels of
+// whole heads for short and for long launches, m is the kernel for short launches with more features, r are the kernels
+// of rows, and - is the general kernel. Layouts make no difference, and nothing is refused.
 TEST_CASE("a table says which kernel serves which step", "[step plan]") {
   std::ostringstream table;
   Scene scene;
@@ -277,7 +277,8 @@ norm by head, rotation F64: ----------- -----------
 )");
 }
 
-// Letters for head_dim and tokens as in the table of steps without codes; L is the kernel of long launches with more.
+// Letters for head_dim and tokens as in the table of steps without codes. L is the kernel of long launches with more
+// features.
 TEST_CASE("a table says which kernel serves which step with codes or factors", "[step plan]") {
   std::ostringstream table;
   Scene scene;
@@ -381,8 +382,8 @@ TEST_CASE("steps with codes of heads of which a part is turned", "[step plan]") 
     REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
     return letter_of(plan.step.kernel);
   };
-  // Where the channels beside the window lie on both sides of it, or are no multiple of it, there are no pieces, and rows
-  // take heads whose windows begin with a vector.
+  // If the channels beside the window lie on both sides of it, or are no multiple of it, there are no pieces. Kernels
+  // of rows take such heads if their windows begin with a vector.
   for (const int64_t tokens : {1, 16384}) {
     const auto letter_of_window = [&](int channels, int begin) {
       return letter_with(tokens, [&] {
@@ -397,7 +398,7 @@ TEST_CASE("steps with codes of heads of which a part is turned", "[step plan]") 
     CHECK(letter_of_window(96, 0) == 'r');
     CHECK(letter_of_window(96, 4) == '-');
   }
-  // Vectors of codes have half the bytes of those of words.
+  // Vectors of codes have half the bytes of vectors of words.
   rope::CacheView &cache = scene.step.tensor[1].cache;
   CHECK(letter_with(1, [&] { cache.data += 4; }) == 's');
   CHECK(letter_with(1, [&] { cache.data += 2; }) == '-');
@@ -408,7 +409,7 @@ TEST_CASE("steps with codes of heads of which a part is turned", "[step plan]") 
   CHECK(letter_with(1, [&] { scene.step.tensor[1].scale.head_stride = int64_t{1} << 40; }) == '-');
 }
 
-// Backward of q and k through norms whose input lies elsewhere; sums of q's weights, and of k's, of so many runs.
+// Backward of q and k through norms with a separate input, with `runs` runs for the sums of q's weights and of k's.
 void make_gradient(const Work &work, rope_dtype_t dtype, const StepSizes &sizes, int64_t q_runs, int64_t k_runs,
                    Scene *scene) {
   make_step(work, dtype, ROPE_LAYOUT_BSHD, sizes, scene);
@@ -448,7 +449,7 @@ TEST_CASE("the general kernel has a block for each run of tokens, with room for 
   }
 }
 
-// What norm_gradient_rows.cuh has in shared memory, of heads of 128 channels.
+// The shared memory of norm_gradient_rows.cuh, for heads of 128 channels.
 void check_gradient_memory(const rope::RopePlan &plan, bool is_of_token, bool has_table, uint32_t part_sums) {
   const rope::StepGradients &gradients = plan.gradients;
   uint32_t rows = 0, tokens = 0;
@@ -465,7 +466,7 @@ void check_gradient_memory(const rope::RopePlan &plan, bool is_of_token, bool ha
   CHECK(plan.shared_bytes == others + angles + gradients.shared_lost * 4);
   CHECK(plan.shared_bytes <= 48 * 1024);
   CHECK((log2 == 0 || angles <= limit));
-  // As many tokens as there are and as fit.
+  // As many tokens as exist and fit.
   CHECK((1u << log2 >= tokens || 2 * angles > limit || plan.shared_bytes + angles > 48 * 1024));
   CHECK((log2 == 0 || 1u << (log2 - 1) < tokens));
 }
@@ -477,8 +478,8 @@ TEST_CASE("gradients of norms of 16 bits: blocks have runs of all heads, in part
     int64_t heads[2];
     int64_t runs[2];
     int groups;
-    uint32_t threads, row_threads, rows, parts;  // of a block, and of q's group
-    uint32_t k_first;                            // thread of k in a row
+    uint32_t threads, row_threads, rows, parts;  // threads and rows of a block, and of q's group
+    uint32_t k_first;                            // first thread of k in a row
   };
   const Expected all[] = {
       {{32, 8}, {7, 7}, 1, 320, 320, 1, 1, 256}, {{32, 8}, {7, 0}, 1, 320, 320, 1, 1, 256},
@@ -504,7 +505,7 @@ TEST_CASE("gradients of norms of 16 bits: blocks have runs of all heads, in part
         INFO(expected.heads[0] << " and " << expected.heads[1] << " heads, " << expected.runs[0] << " and "
                                << expected.runs[1] << " runs, table " << has_table << ", weights of heads "
                                << has_head_weights);
-        // Weights of so many heads, and sums of so many parts beside them, leave no room for angles.
+        // Weights of this many heads, together with sums of this many parts, leave no room for angles.
         const bool has_room = !has_head_weights || (expected.heads[0] != 40 && expected.heads[0] != 512);
         CHECK((plan.step.kernel == rope::StepKernel::kNormGradientRows) == has_room);
         if (!has_room) continue;
@@ -522,7 +523,7 @@ TEST_CASE("gradients of norms of 16 bits: blocks have runs of all heads, in part
         CHECK(plan.grid_y == 1);
         const rope::StepGradients &gradients = plan.gradients;
         CHECK(gradients.is_flat);
-        const bool has_own = has_head_weights && expected.heads[0] > 1;  // one head has no others to differ from
+        const bool has_own = has_head_weights && expected.heads[0] > 1;  // a single head cannot differ from others
         CHECK(gradients.weight_units == (has_own ? plan.threads : expected.groups == 1 ? 64u : 32u));
         REQUIRE(gradients.num_groups == expected.groups);  // v is not written
         CHECK(gradients.first_thread[0] == 0);
@@ -598,7 +599,7 @@ TEST_CASE("runs of gradients without sums are as long as they keep all multiproc
     if (of_run > 1) CHECK(2 * tokens * 320 >= of_run * held * rope::kStepTuning.gradient_waves);
     last = of_run;
   }
-  // Batches of a layout that keeps heads apart do not follow each other.
+  // In a layout that keeps heads apart, batches are not consecutive.
   make_step({"norm, rotation", ROPE_NORM_RMS, 0, 0, true, false}, ROPE_DTYPE_BF16, ROPE_LAYOUT_BHSD,
             {100, {32, 8, 2}, 128}, &scene);
   scene.step.is_norm_gradient = true;
@@ -680,7 +681,7 @@ TEST_CASE("written scales of groups, and of two destinations that differ, are fo
   CHECK(letter_with(ROPE_LAYOUT_BSHD, [&] { k.out_scales.row_stride[0] = 81; }) == "l");
 }
 
-// Each change leaves vectors of the width before without their alignment, or does not.
+// Each change either breaks the alignment of vectors of the previous width, or leaves it.
 TEST_CASE("vectors of a step need aligned addresses and strides", "[step plan]") {
   Scene scene;
   const Work work = {"norm, rotation, cache", ROPE_NORM_RMS, 0, 0, true, true};
@@ -701,7 +702,7 @@ TEST_CASE("vectors of a step need aligned addresses and strides", "[step plan]")
   };
   CHECK(letter_with(1, [] {}) == 's');
   CHECK(letter_with(16384, [] {}) == 'l');
-  CHECK(letter_with(1, [&] { add_to_token_stride(1); }) == 's');  // the stride of one token is of no account
+  CHECK(letter_with(1, [&] { add_to_token_stride(1); }) == 's');  // the stride of a single token does not matter
   CHECK(letter_with(2, [&] { add_to_token_stride(1); }) == '-');
   CHECK(letter_with(2, [&] { add_to_token_stride(4); }) == 's');
   CHECK(letter_with(16384, [&] { add_to_token_stride(4); }) == '-');

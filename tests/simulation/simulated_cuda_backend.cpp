@@ -53,7 +53,11 @@ Call call_of(SwigluVariant variant) {
     case kSwigluScaledCodeMatrix:
     case kSwigluCodeRows:
       return call<SwigluCodeMatrixParams>;
+    case kSwigluCodeBlocks:
+    case kSwigluGradientCodeBlocks:
+      return call<SwigluCodeBlockParams>;
     case kSwigluCodes:
+    case kSwigluGradientCodes:
       return call<SwigluCodesParams>;
     default:
       return has_options ? call<SwigluOptionsParams> : call<SwigluKernelParams>;

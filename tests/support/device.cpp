@@ -264,12 +264,19 @@ rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction dir
   if (args.struct_size >= sizeof args && args.quant != nullptr) {
     quant = *args.quant;
     there.quant = &quant;
-    mirror.translate({&quant.scale, &quant.scales_out, &quant.amax_out});
+    mirror.translate(
+        {&quant.scale, &quant.scales_out, &quant.amax_out, &quant.grad_gate_scales_out, &quant.grad_up_scales_out});
   }
   if (args.struct_size >= sizeof args && args.input != nullptr) {
     input = *args.input;
     there.input = &input;
     mirror.translate_from(&input.gate_bias, &input + 1);
+  }
+  swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+  if (args.struct_size >= sizeof args && args.column != nullptr) {
+    column = *args.column;
+    there.column = &column;
+    mirror.translate_from(&column.amax_out, &column + 1);
   }
   const rope_status_t status =
       direction == Direction::Forward ? swiglu_forward(desc, &there, nullptr) : swiglu_backward(desc, &there, nullptr);

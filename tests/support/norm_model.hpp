@@ -1,4 +1,4 @@
-// norm_model.hpp - the norm as rope.h writes it: once with each operation rounded, bit for bit, and once exactly
+// norm_model.hpp - the norm by the formula of rope.h: once with each operation rounded, bit for bit, and once exactly
 //
 // It shares no code with the library. Compile it without contraction of products and sums (-ffp-contract=off).
 #ifndef ROPE_TESTS_SUPPORT_NORM_MODEL_HPP
@@ -17,16 +17,16 @@ using oracle::Real;
 
 struct Form {
   rope_norm_type_t type;
-  rope_dtype_t dtype;  // of the data, to which norm_rounding rounds
+  rope_dtype_t dtype;  // type of the data; norm_rounding rounds to it
   int32_t rounding;
   double eps, weight_offset;
 };
 
-// Channels of the heads that one norm is over, or their weights or biases; a row is a head.
+// Channels of the heads of one norm, or their weights or biases. A row is a head.
 template <typename T>
 using Heads = std::vector<std::vector<T>>;
 
-// The terms, then +0 up to a power of two; neighbours 2i and 2i + 1 are added until one is left.
+// The terms, then +0 up to a power of two. Neighbours 2i and 2i + 1 are added until one is left.
 template <typename T>
 T sum_of_tree(std::vector<T> terms) {
   size_t count = 1;
@@ -88,8 +88,8 @@ Heads<T> rounded(const Form &form, Heads<T> heads, const Heads<T> &weights, cons
   return heads;
 }
 
-// How far the result of `rounded` is from the exact norm, in units of what the roundings may add up to: at most 1. 0
-// where the numbers come near the ends of the type, where roundings are no relative errors.
+// The distance of `rounded`'s result from the exact norm, in units of the largest sum of all roundings: at most 1. It
+// is 0 if numbers come near the ends of the type, where roundings are no relative errors.
 template <typename T>
 Real distance_from_exact(const Form &form, const Heads<T> &heads, const Heads<T> &weights, const Heads<T> &biases,
                          const Heads<T> &actual) {
@@ -141,8 +141,8 @@ Real distance_from_exact(const Form &form, const Heads<T> &heads, const Heads<T>
   return worst;
 }
 
-// What backward makes of the gradients of a norm's outputs: those of its inputs, and the inputs normed, without weights and
-// biases. Roundings of forward count as none.
+// Makes gradients of a norm's inputs from those of its outputs, and returns the inputs normed, without weights and
+// biases. Roundings of forward are ignored.
 template <typename T>
 struct Gradients {
   Heads<T> of_inputs, normed;
@@ -181,7 +181,7 @@ Gradients<T> gradients(const Form &form, Heads<T> heads, const Heads<T> &weights
   return {given, heads};
 }
 
-// As distance_from_exact, of the gradients of the inputs.
+// Like distance_from_exact, for the gradients of the inputs.
 template <typename T>
 Real gradient_distance(const Form &form, const Heads<T> &heads, const Heads<T> &weights, const Heads<T> &given,
                        const Heads<T> &actual) {
@@ -220,7 +220,7 @@ Real gradient_distance(const Form &form, const Heads<T> &heads, const Heads<T> &
   });
   const Real centred_slack = is_layer ? (levels + 4) * u * sizes / count + 2 * u * (largest + std::fabs(mean)) : 0;
   const Real r_slack = (levels + 8) * u + centred_slack * r + centred_slack * centred_slack / v;
-  const Real normed_slack = centred_slack * r;  // of any channel, beside its relative error
+  const Real normed_slack = centred_slack * r;  // of any channel, in addition to its relative error
   const Real mean_slack =
       (levels + 8 + r_slack / u) * u * product_sizes / count + normed_slack * gradient_sizes / count;
   Real worst = 0;

@@ -1,4 +1,5 @@
-// step_case.cpp - builds the tensors of a StepCase, says what each element becomes, runs it everywhere and compares
+// step_case.cpp - builds the tensors of a StepCase, computes the expected elements, runs the call everywhere and
+// compares
 #include "step_case.hpp"
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 
 using oracle::Real;
 
-// What an element must hold after the call: these bits, or, where it is computed, any NaN in the place of a NaN.
+// The expected bits of an element after the call. Any NaN may replace a computed NaN.
 struct StepCase::Expectation {
   const char *name;
   rope_dtype_t dtype;
@@ -27,7 +28,7 @@ struct StepCase::Expectation {
   void *element;
   bool is_computed;
   std::array<std::byte, 8> bits;
-  int64_t otherwise = -1;  // what it may hold instead: another token's, of the same place
+  int64_t otherwise = -1;  // another token's permitted result at this place
 };
 
 struct StepCase::Scene {
@@ -38,15 +39,15 @@ struct StepCase::Scene {
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
   rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
-  rope_tensor_t in[3] = {}, out[3] = {}, caches[3] = {};  // out is absent where nothing but a cache is written
+  rope_tensor_t in[3] = {}, out[3] = {}, caches[3] = {};  // out is absent if only a cache is written
   rope_tensor_t weights[3] = {}, biases[3] = {}, factors[3] = {}, scales[3] = {};
   rope_tensor_t norm_in[3] = {}, grad_weights[3] = {}, grad_biases[3] = {};
   rope_tensor_t out_scales[3] = {}, cache_scales[3] = {};
   rope_tensor_t passes[3] = {}, pass_cache = {}, pass_scale = {}, pass_scales = {};
   std::vector<Expectation> expected;
-  std::vector<int64_t> first_of_elements;  // without those that are named by `otherwise`
+  std::vector<int64_t> first_of_elements;  // without the elements that `otherwise` names
 
-  // Of a channel of a head that is read.
+  // For a channel of a head that is read.
   void *element_of(const StepCase &step, int i, int64_t b, int64_t t, int64_t h, int64_t c) const {
     if (!step.operand(i).has_pass) return element_at(in[i], step.index(b, t, h, c));
     const int64_t begin = step.rotary_offset, end = begin + step.window();
@@ -100,7 +101,7 @@ Index StepCase::index(int64_t in_batch, int64_t token, int64_t head, int64_t cha
   return index_in_layout(layout, in_batch, token, head, channel);
 }
 
-// Tokens that are in no sequence.
+// Tokens outside of all sequences.
 bool StepCase::is_absent(int64_t token) const {
   return !cu_seqlens.empty() && (token < cu_seqlens.front() || token >= cu_seqlens.back());
 }
@@ -271,7 +272,7 @@ void StepCase::fill_operand(int i, Scene *scene) const {
   for (const bool expanded : of.pass_placement.expanded_axis) is_shared = is_shared || expanded;
   for (int64_t b = 0; b < batches(); ++b) {
     for (int64_t t = 0; t < tokens; ++t) {
-      // What only moves stays random bits.
+      // Values that are only moved stay random bits.
       const bool turns = is_turned(i) && !is_absent(t) && has_row(b, t);
       for (int64_t h = 0; h < of.heads; ++h) {
         for (int64_t c = 0; c < width_of(i); ++c) {
@@ -446,7 +447,7 @@ void StepCase::build_norm_gradient(int i, Scene *scene) const {
     if (!is_wanted) return {};
     const rope_tensor_t tensor =
         workspace.tensor(dtype == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32, shape, of.grad_placement);
-    // What nothing is added to keeps its bits, -0 too.
+    // Values to which nothing is added keep their bits, even -0.
     workspace.fill(
         tensor, [&](const Index &) { return workspace.random().below(4) == 0 ? -0.0L : workspace.random().normal(); });
     return tensor;
@@ -586,7 +587,7 @@ rope_config_t StepCase::config(const Device &device, int32_t threads) const {
   return config;
 }
 
-// What the step makes of each element. T is the arithmetic.
+// Computes the step for each element. T is the type of the arithmetic.
 template <typename T>
 struct StepCase::Model {
   static constexpr rope_dtype_t arithmetic = std::is_same_v<T, double> ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
@@ -594,11 +595,11 @@ struct StepCase::Model {
   struct Cell {
     T value = 0;
     bool is_computed = false;
-    const void *source = nullptr;  // where it is not computed
+    const void *source = nullptr;  // if the element is not computed
   };
   using Head = std::vector<Cell>;
 
-  // x of the output turns by the first two, y by the others.
+  // The first two turn x of the output, the others y.
   struct Turn {
     T cos_x, sin_x, cos_y, sin_y;
   };
@@ -627,7 +628,7 @@ struct StepCase::Model {
     expect_sums("gradient of a bias", scene.grad_biases, bias_sums);
   }
 
-  // The rotation of (1, -0) by every angle of the call. It is held against the exact one.
+  // Rotates (1, -0) by every angle of the call. The result is compared with the exact angles.
   void probe_angles() {
     const int pairs = step.window() / 2;
     Workspace &workspace = probe_workspace;
@@ -672,7 +673,7 @@ struct StepCase::Model {
     CHECK(wrong == 0);
   }
 
-  // Where the rotation rounds each operation, to the data's type.
+  // Rounds to the data's type if the rotation rounds each operation.
   T rounded(T value) const {
     return step.rounds_each && oracle::element_size(step.dtype) == 2
                ? static_cast<T>(oracle::nearest(step.dtype, value))
@@ -703,12 +704,12 @@ struct StepCase::Model {
     return {step.norm, step.dtype, step.norm_rounding, step.norm_eps, step.norm_weight_offset};
   }
 
-  // Heads that one norm is over.
+  // Heads of one norm.
   size_t heads_of_norm(const std::vector<Head> &heads) const {
     return step.norm_extent == ROPE_NORM_EXTENT_TOKEN ? heads.size() : 1;
   }
 
-  // Weights or biases of so many heads; none where they are absent.
+  // Weights or biases of `heads` heads; empty if they are absent.
   norm_model::Heads<T> numbers_of(int i, const rope_tensor_t &from, size_t first, size_t count) const {
     norm_model::Heads<T> numbers;
     for (size_t h = first; h < first + count && from.ndim != 0; ++h) {
@@ -730,7 +731,7 @@ struct StepCase::Model {
     return values;
   }
 
-  // From gradients of the norm's outputs to those of its inputs, `of`.
+  // Makes gradients of the norm's inputs, `of`, from those of its outputs.
   void norm_gradient(int i, int64_t token_number, const std::vector<Head> &of, std::vector<Head> *heads) {
     const size_t together = heads_of_norm(*heads);
     for (size_t first = 0; first < heads->size(); first += together) {
@@ -753,11 +754,11 @@ struct StepCase::Model {
 
   int64_t tokens_of_run(int i) const { return (step.token_count() - 1) / step.operand(i).runs + 1; }
 
-  // Of a tensor, run, head and channel.
+  // Index of a tensor, run, head and channel.
   using Sum = std::array<int64_t, 4>;
   using Sums = std::map<Sum, T>;
 
-  // Sums of each head go on from what the row holds.
+  // Sums of each head begin with the contents of the row.
   void add_to_sum(const rope_tensor_t &rows, const Sum &at, T term, Sums *sums) const {
     if (rows.ndim == 0) return;
     T &sum = (*sums)[at];
@@ -800,7 +801,7 @@ struct StepCase::Model {
     }
   }
 
-  // From the order in which channels are read to the one in which they are written.
+  // Changes the order of channels from that of the input to that of the output.
   Head rotated(int i, const Head &head, const std::vector<Turn> &turns, bool is_forward) const {
     if (i == 2 && !step.is_turned(i)) return head;
     const rope_style_t read = is_forward ? step.style : step.written_style();
@@ -906,7 +907,7 @@ struct StepCase::Model {
     }
   }
 
-  // What the output holds of a head, whose channels begin with `first`.
+  // The output's contents of a head. Its channels begin with `first`.
   void add_held(const rope_tensor_t &out, const Index &first, Head *head) const {
     for (size_t c = 0; c < head->size(); ++c) {
       Index at = first;
@@ -915,7 +916,7 @@ struct StepCase::Model {
     }
   }
 
-  // Its channels in a destination, from `first` on. Scales are static, written, or absent.
+  // A head's channels in a destination, from `first` on. Scales are static, written, or absent.
   void expect_head(const char *name, const rope_tensor_t &tensor, const rope_tensor_t &static_scale,
                    const rope_tensor_t &scales, int i, int64_t h, const Index &first, const Head &head) {
     const int last = tensor.ndim - 1;
@@ -966,7 +967,7 @@ struct StepCase::Model {
     return (step.quant_flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : 1 / scale;
   }
 
-  // rope.h's formula, powers of two one after another.
+  // The formula of rope.h, which tries one power of two after another.
   Real written_scale(rope_dtype_t code, rope_dtype_t type, float largest) const {
     const bool is_e8m0 = type == ROPE_DTYPE_F8_E8M0;
     const Real floor =
@@ -996,7 +997,7 @@ struct StepCase::Model {
     void *element = element_at(tensor, at);
     Expectation expected = {name, tensor.dtype, at, nullptr, element, false, {}, -1};
     if (!cell.is_computed && tensor.dtype == step.dtype) {
-      // In place without a norm nothing is written; the same bits are expected all the same.
+      // A call in place without a norm writes nothing; equal bits are expected nevertheless.
       std::memcpy(expected.bits.data(), cell.source, static_cast<size_t>(oracle::element_size(tensor.dtype)));
     } else {
       expected.is_computed = true;
@@ -1112,7 +1113,7 @@ void StepCase::check() const {
       int32_t threads;
       uint32_t flags;
     };
-    // The flag makes the CUDA backend choose other kernels.
+    // The flag makes the CUDA backend select other kernels.
     const std::vector<Variant> variants = device.kind == ROPE_DEVICE_CPU
                                               ? std::vector<Variant>{{1, 0}, {5, 0}, {0, 0}}
                                               : std::vector<Variant>{{0, 0}, {0, ROPE_FLAG_PROGRAMMATIC_LAUNCH}};

@@ -1,4 +1,5 @@
-// step_case.hpp - one struct says a step: norm, rotation, caches; check() solves it everywhere and compares every bit
+// step_case.hpp - one struct describes a step: norm, rotation, caches; check() solves it everywhere and compares every
+// bit
 //
 //   StepCase step;
 //   step.norm = ROPE_NORM_RMS;
@@ -6,11 +7,11 @@
 //   step.cache.emplace().slots = {5, 3, 9, -1, 0, 1, 2, 4, 6, 7};
 //   step.check();
 //
-// What a step writes follows from rope.h bit for bit, but for cos and sin of computed angles: these check() takes from a
-// plain rotation of (1, 0) and holds against the exact ones. check() runs on the CPU with one thread, five and all, and
-// on CUDA where there is a device. It holds every element of every destination against the model, every other byte
-// against what it was, and the fault words against a count of its own. The model of the norm it holds against the exact
-// norm.
+// rope.h determines all results of a step bit for bit, except for cos and sin of computed angles. check() takes these
+// from a plain rotation of (1, 0) and compares them with the exact ones. It runs on the CPU with one thread, five and
+// all, and on CUDA if there is a device. It compares every element of every destination with the model, every other
+// byte with its former value, and the fault words with its own count. It also compares the model of the norm with the
+// exact norm.
 #ifndef ROPE_TESTS_SUPPORT_STEP_CASE_HPP
 #define ROPE_TESTS_SUPPORT_STEP_CASE_HPP
 
@@ -25,7 +26,7 @@
 
 enum class StepOut {
   Absent,  // in place, or cached only
-  Same,    // the very view of the input
+  Same,    // the view of the input itself
   Own
 };
 
@@ -44,57 +45,57 @@ enum class Scale {
   ByHead  // [H]
 };
 
-// Scales that are written beside codes.
+// Scales that are written for codes.
 struct WrittenScales {
   rope_dtype_t dtype = 0;  // F32 or F8_E8M0; 0: none
   int groups = 1;
   bool is_split = false;   // THD: of an output [.., G/4, 4]
-  bool is_inline = false;  // of a cache: behind the codes of each head
+  bool is_inline = false;  // for a cache: behind the codes of each head
   Placement placement;
 };
 
 // q, k or v.
 struct StepTensor {
   int64_t heads = -1;      // -1: absent
-  bool is_window = false;  // it has the R channels of the window alone
-  int32_t width = 0;       // of v, where it is not turned; 0: head_dim
+  bool is_window = false;  // the tensor has only the window's R channels
+  int32_t width = 0;       // width of v, if v is not turned; 0: head_dim
   StepOut out = StepOut::Absent;
-  rope_dtype_t out_dtype = 0;  // 0: that of the data
+  rope_dtype_t out_dtype = 0;  // 0: the data's type
   Placement in_placement, out_placement;
   bool has_weight = false, has_bias = false;
   bool weight_by_head = false;
-  rope_dtype_t weight_dtype = 0;  // of weight and bias; 0: that of the data
+  rope_dtype_t weight_dtype = 0;  // for weight and bias; 0: the data's type
   Placement weight_placement;
-  RowFactor factor = RowFactor::None;  // THD has the first one, and that by head
-  rope_dtype_t factor_dtype = 0;       // 0: that of the data
+  RowFactor factor = RowFactor::None;  // THD supports ByToken and ByHead
+  rope_dtype_t factor_dtype = 0;       // 0: the data's type
   Placement factor_placement;
-  Scale scale = Scale::None;  // static, of what has 8 bits
+  Scale scale = Scale::None;  // static scale for results of 8 bits
   Placement scale_placement;
   WrittenScales out_scales, cache_scales;
   bool has_grad_weight = false, has_grad_bias = false;  // backward with a norm
   bool grads_by_head = false;                           // [N, H, D]; else [N, D]
   int64_t runs = 1;                                     // N
   Placement norm_in_placement, grad_placement;
-  bool has_pass = false;  // of q and k: it has the window, and channels outside are in another tensor
+  bool has_pass = false;  // for q and k: the tensor has the window, and another tensor the channels outside
   Placement pass_placement;
 };
 
 enum class CacheStorage {
-  Separate,    // as k_placement and v_placement say
+  Separate,    // placed by k_placement and v_placement
   HeadsFirst,  // [P, H, E, D]
   Stacked,     // k and v in the second axis of [P, 2, E, H, D]
   SideBySide   // k and v in the last axis of [P, H, E, 2 D]
 };
 
-// Lists of integers have an entry for each token, b * S + s or t; THD's may be shorter.
+// Lists of integers have an entry for each token, b * S + s or t. Those of THD may be shorter.
 struct StepCache {
   bool has_k = true, has_v = false;
-  rope_dtype_t k_dtype = 0, v_dtype = 0;  // 0: that of the data
+  rope_dtype_t k_dtype = 0, v_dtype = 0;  // 0: the data's type
   int64_t pages = 3, entries = 4;
-  CacheStorage storage = CacheStorage::Separate;  // the last two need the same heads, channels and types
+  CacheStorage storage = CacheStorage::Separate;  // Stacked and SideBySide need equal heads, channels and types
   Placement k_placement, v_placement;
-  bool has_k_pass = false;        // k_cache has the window, and this one the other channels; Separate or HeadsFirst
-  rope_dtype_t k_pass_dtype = 0;  // 0: that of the data
+  bool has_k_pass = false;        // k_cache has the window, another cache the other channels; Separate or HeadsFirst
+  rope_dtype_t k_pass_dtype = 0;  // 0: the data's type
   Placement k_pass_placement;
   Scale k_pass_scale = Scale::None;
   WrittenScales k_pass_scales;
@@ -103,12 +104,12 @@ struct StepCache {
   Placement integer_placement;
   std::optional<std::vector<int64_t>> slots, sequence, positions;
   std::optional<std::vector<std::vector<int64_t>>> page_table;  // rows of one length
-  std::optional<std::vector<int64_t>> page_list, page_indptr;   // instead
-  int64_t table_columns = -1;                                   // of a page_table without rows
+  std::optional<std::vector<int64_t>> page_list, page_indptr;   // replaces page_table
+  int64_t table_columns = -1;                                   // columns of a page_table without rows
 };
 
 struct StepCase {
-  Direction direction = Direction::Forward;  // backward: with norms and row factors at most
+  Direction direction = Direction::Forward;  // backward: only with norms and row factors
   rope_dtype_t dtype = ROPE_DTYPE_F32;
   rope_layout_t layout = ROPE_LAYOUT_BSHD;
   rope_style_t style = ROPE_STYLE_HALF, out_style = 0;
@@ -128,12 +129,12 @@ struct StepCase {
   rope_norm_extent_t norm_extent = 0;
   double norm_eps = 1e-6, norm_weight_offset = 0;
 
-  // cos and sin; rows of positions or of tokens. -1: computed angles.
+  // Tables of cos and sin with rows of positions or of tokens. -1: computed angles.
   int64_t table_rows = -1;
   bool table_by_token = false, wide_table = false;
   rope_dtype_t table_dtype = ROPE_DTYPE_F32;
 
-  // For each axis, batch and token; I64 and [B, S], THD [T], with a first axis of num_axes where that is above 1.
+  // For each axis, batch and token; I64 and [B, S], or THD [T], with a first axis of num_axes if that is above 1.
   std::function<int64_t(int64_t axis, int64_t batch, int64_t token)> positions;
   std::vector<int64_t> start_positions;  // [B]
   int64_t position_offset = 0;
@@ -147,10 +148,10 @@ struct StepCase {
   int32_t quant_rounding = 0;
   bool has_amax = false;
 
-  // The value of each element of q, k and v, which are tensors 0 to 2, instead of random ones.
+  // The value of each element of q, k and v (tensors 0 to 2) instead of random values.
   std::function<oracle::Real(int tensor, int64_t token_number, int64_t head, int64_t channel)> values;
 
-  std::vector<std::string> *explanations = nullptr;  // gets what rope_explain says of the calls of check() on CUDA
+  std::vector<std::string> *explanations = nullptr;  // receives the texts of rope_explain for check()'s calls on CUDA
 
   void check() const;
   std::string describe() const;
@@ -184,7 +185,7 @@ struct StepCase {
   int64_t sequence_of(int64_t batch, int64_t token) const;
   int64_t position_of(int64_t axis, int64_t batch, int64_t token) const;
   bool has_row(int64_t batch, int64_t token) const;
-  // Where the token is cached, page * entries + entry, or nowhere.
+  // The token's place in the cache, page * entries + entry, or none.
   static constexpr int64_t nowhere = -1;
   int64_t slot_of(int64_t batch, int64_t token, bool *is_faulty) const;
 
@@ -201,7 +202,7 @@ struct StepCase {
   void verify(Scene *scene) const;
 };
 
-// Checks that explanations name each of these kernels, where there is a device that has them.
+// Checks that explanations name each of these kernels, if there is a device that has them.
 void check_step_kernels(const std::vector<std::string> &explanations, std::initializer_list<const char *> kernels);
 
 #endif

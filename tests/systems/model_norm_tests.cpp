@@ -1,7 +1,7 @@
-// model_norm_tests.cpp - norms of q and k as Hugging Face's models have them, on the models' own tensors: projections
-// [B, S, H * D], and cos and sin [B, S, R] of each token
+// model_norm_tests.cpp - norms of q and k in Hugging Face's models, on the models' own tensors: projections [B, S, H *
+// D], and cos and sin [B, S, R] of each token
 //
-// Roundings of the norm are the models'; their rotation rounds products to the data's type, librope's does not.
+// The norm rounds like the models. Their rotation rounds products to the data's type, librope's does not.
 #include <catch2/catch_test_macros.hpp>
 #include <vector>
 
@@ -28,7 +28,7 @@ struct Model {
   bool is_transposed = false;  // q, k, v as [B, H, S, D] views
 };
 
-// [B, S, R]: both channels of a pair have its cosine, or sine.
+// [B, S, R]: both channels of a pair have the pair's cosine, or sine.
 Array channel_table(RopeCall &call, rope_dtype_t dtype, const Model &model) {
   const int64_t seq = model.seq, pairs = model.rotary_dim / 2;
   const Array of_pairs = call.table(dtype, {batch, seq, pairs});
@@ -37,7 +37,7 @@ Array channel_table(RopeCall &call, rope_dtype_t dtype, const Model &model) {
   });
 }
 
-// All heads of a token, each by itself or as one.
+// All heads of a token, normed one by one or together.
 Row normed_heads(const Arithmetic &arithmetic, const Model &model, const Row &row, const Row &weight, const Row &bias) {
   if (model.extent == ROPE_NORM_EXTENT_TOKEN) return arithmetic.normed(model.norm, row, weight, bias);
   const auto head = [&](const Row &all, int64_t first) {
@@ -121,7 +121,7 @@ void check(const Model &model) {
         }
         if (model.order == ROPE_NORM_ORDER_AFTER) row = normed(row);
         if (is_normed) return expect(outcome, first, row);
-        // in place: channels outside the window stay as they are
+        // in place: channels outside the window do not change
         for (int64_t h = 0; h < operand.heads; ++h) {
           expect(outcome, first + h * d, Row(row.begin() + h * d, row.begin() + h * d + model.rotary_dim));
         }
@@ -186,7 +186,7 @@ TEST_CASE("Cohere: layer norm with a weight for each head", "[systems][step]") {
   model.style = ROPE_STYLE_INTERLEAVED;
   model.is_by_head = true;
   check(model);
-  // enough bytes for several threads, whose shares begin at any head
+  // enough bytes for several threads, with shares that begin at any head
   model.seq = 301;
   model.heads = 5;
   check(model);
@@ -213,7 +213,7 @@ TEST_CASE("Persimmon and Phi: layer norm with a bias", "[systems][step]") {
   check(model);
 }
 
-// The keys of the indexer are normed, its queries are not.
+// The keys of the indexer are normed, its queries not.
 TEST_CASE("DeepSeek V3.2 indexer: layer norm of k alone", "[systems][step]") {
   Model model;
   model.norm.type = ROPE_NORM_LAYER;
@@ -242,7 +242,7 @@ TEST_CASE("HunYuan: after the rotation, with weights", "[systems][step]") {
   check(model);
 }
 
-// Layers without positions are normed all the same.
+// Layers without positions have norms, too.
 TEST_CASE("EXAONE 4: a norm without a rotation", "[systems][step]") {
   Model model;
   model.norm.rounding = round_both;
@@ -250,7 +250,7 @@ TEST_CASE("EXAONE 4: a norm without a rotation", "[systems][step]") {
   check(model);
 }
 
-// Weights number the channels of the interleaved input, which the rotation writes in halves.
+// Weights have the order of the interleaved input's channels; the rotation writes halves.
 TEST_CASE("Dots3: k_pe normed alone, interleaved in, half out", "[systems][step]") {
   const int64_t T = 6, heads = 3, nope = 128, rotary_dim = 64, half = rotary_dim / 2;
   for (rope_dtype_t dtype : serving) {

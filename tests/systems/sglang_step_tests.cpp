@@ -1,8 +1,8 @@
-// sglang_step_tests.cpp - sglang's token pool, one row for each token and slot 0 reserved for padding, and its kernels
-// of norm and rope
+// sglang_step_tests.cpp - sglang's token pool, with one row for each token and slot 0 reserved for padding, and its
+// kernels of norm and rope
 //
-// table_qk_norm_rope and Muse round to the data's type between norm and rotation, which norm_rounding says; librope's
-// rotation rounds no products, as that of the diffusion kernel qknorm_rope does.
+// table_qk_norm_rope and Muse round to the data's type between norm and rotation, as norm_rounding can do. librope's
+// rotation does not round products, like that of the diffusion kernel qknorm_rope.
 #include <catch2/catch_test_macros.hpp>
 #include <vector>
 
@@ -42,7 +42,7 @@ void check_fused_store(rope_dtype_t dtype, rope_dtype_t index_dtype, rope_style_
   const Array v_pool = call.data({pool_size, k_heads * head_dim});
   const Array table = call.table(ROPE_DTYPE_F32, {max_position, rotary_dim});
   const Array positions = positions_of(call, index_dtype);
-  // Without a reserved slot no two tokens share one.
+  // Without a reserved slot every token has another slot.
   const Array out_loc = is_reserved ? out_loc_of(call, index_dtype)
                                     : call.positions(index_dtype, {T}, [](const Shape &at) { return at[0] * 2; });
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
@@ -79,8 +79,8 @@ void check_fused_store(rope_dtype_t dtype, rope_dtype_t index_dtype, rope_style_
   call.check(Direction::Forward);
 }
 
-// Without weights, rounded before the rotation, into q_out, k_out and the pool, and v beside it. A pool of 8 bits takes
-// no scale: what would be k_out is clamped and cast.
+// Without weights, rounded before the rotation, into q_out, k_out and the pool, with v. A pool of 8 bits has no scale:
+// the kernel clamps and casts the values of k_out.
 void check_muse(rope_dtype_t dtype, rope_dtype_t loc_dtype, rope_dtype_t code) {
   const int64_t heads = 4, k_heads = 2, head_dim = 128;
   RopeCall call(dtype, head_dim);
@@ -209,8 +209,8 @@ TEST_CASE("sglang set_mla_kv_buffer: nope and rope in one row", "[systems][step]
   }
 }
 
-// q is turned in place, k in place or not, and both go to the pool with v. Its kernel knows no reserved slot, so that
-// the padding of a captured graph needs a row of its own; the flag says it here.
+// q is turned in place, k in place or not, and k and v go to the pool. Its kernel has no reserved slot, so the padding
+// of a captured graph needs a row of its own; here the flag replaces this row.
 TEST_CASE("sglang fused rope and store: q, or q and k, in place, k and v to the pool", "[systems][step]") {
   for (rope_dtype_t dtype : serving) {
     for (rope_dtype_t index_dtype : integers) {
@@ -225,7 +225,7 @@ TEST_CASE("sglang fused rope and store: q, or q and k, in place, k and v to the 
   }
 }
 
-// Rounded to the data's type between norm and rotation; q and k in place, each with a row stride of its own.
+// Values are rounded to the data's type between norm and rotation. q and k are in place, each with its own row stride.
 TEST_CASE("sglang table_qk_norm_rope: rounded before the rotation", "[systems][step]") {
   const int64_t heads = 3, k_heads = 1, head_dim = 128;
   for (rope_dtype_t dtype : serving) {
@@ -258,7 +258,7 @@ TEST_CASE("sglang table_qk_norm_rope: rounded before the rotation", "[systems][s
   }
 }
 
-// One row holds q, k, v, and q and k of the indexer: two calls, one for each pair of weights.
+// One row holds q, k, v, and q and k of the indexer. There are two calls, one for each pair of weights.
 TEST_CASE("sglang fused_gemma_qknorm_rope: MiniMax-M3, 1 + w, in two calls", "[systems][step]") {
   const int64_t head_dim = 128, rotary_dim = 64;
   const int64_t first[] = {0, 4, 8, 10}, heads[] = {4, 2, 2, 1}, columns = 11;  // v: 6 and 7
@@ -307,7 +307,8 @@ TEST_CASE("sglang muse_spark_qk_norm_rope_store: an FP8 pool without scales, rou
   for (rope_dtype_t loc_dtype : integers) check_muse(ROPE_DTYPE_BF16, loc_dtype, ROPE_DTYPE_F8_E4M3);
 }
 
-// q, k and v to FP8, k and v into the pool: x * inv, where inv is the reciprocal of each scale, and the cast saturates.
+// q, k and v become FP8, and k and v go to the pool: x * inv, where inv is the reciprocal of each scale, and the cast
+// saturates.
 TEST_CASE("sglang fused_fp8_qkv_kv_cache: q, k and v to FP8 in one call", "[systems][step]") {
   const int64_t heads = 5, k_heads = 2, head_dim = 128;
   const Real q_scale = single(0.0137L), k_scale = single(0.0041L), v_scale = single(0.0193L);  // k saturates
@@ -361,7 +362,7 @@ TEST_CASE("sglang fused_fp8_qkv_kv_cache: q, k and v to FP8 in one call", "[syst
   }
 }
 
-// set_mla_kv_buffer with k_nope as the pass of k_rope: a pool of the data's type, or one of 8 bits, to which its
+// set_mla_kv_buffer, with k_nope as the pass of k_rope: a pool of the data's type, or one of 8 bits, to which its
 // _fp8_quant casts without a scale.
 TEST_CASE("sglang set_mla_kv_buffer: k_rope with k_nope as its pass, FP8 too", "[systems][step]") {
   for (rope_dtype_t dtype : serving) {
@@ -403,8 +404,8 @@ TEST_CASE("sglang set_mla_kv_buffer: k_rope with k_nope as its pass, FP8 too", "
   }
 }
 
-// amax / 448 of each tile without a floor, and codes by its reciprocal. 2^-149, the least number of fp32, is the floor
-// that changes no tile; a tile of zeros, whose codes are NaN there (0 times infinity), has codes 0 here.
+// The scale is amax / 448 of each tile without a floor, and codes are made with its reciprocal. 2^-149, the smallest
+// number of fp32, is a floor that changes no tile. A tile of zeros has codes NaN there (0 times infinity), and 0 here.
 TEST_CASE("sglang quantize_k_cache: codes of nope with scales, rope as it is", "[systems][step]") {
   const int64_t tokens = 40, size = 64;
   const std::vector<Real> largest = {1e-20L, 1e-12L, 1e-6L, 0.01L, 0.3L, 1, 3.3L, 4.3125L, 14, 448, 450, 60000};

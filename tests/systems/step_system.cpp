@@ -10,7 +10,7 @@
 namespace systems {
 namespace {
 
-constexpr int64_t num_layers = 3, this_layer = 1;  // of CacheLayout::CrossLayer
+constexpr int64_t num_layers = 3, this_layer = 1;  // for CacheLayout::CrossLayer
 
 bool is_narrow(rope_dtype_t dtype) {
   return dtype == ROPE_DTYPE_F16 || dtype == ROPE_DTYPE_BF16;
@@ -55,7 +55,7 @@ void Norm::fill(rope_config_t &config) const {
   config.norm_rounding = rounding;
 }
 
-// Half a unit in the last place, and a little for the roundings of long double here.
+// Half a unit in the last place, and a little for the roundings of long double in this model.
 Arithmetic::Arithmetic(rope_dtype_t dtype)
     : dtype_(dtype), unit_((dtype == ROPE_DTYPE_F64 ? 0x1p-53L : 0x1p-24L) * (1 + 0x1p-6L)) {}
 
@@ -91,8 +91,8 @@ Range Arithmetic::times(Range a, Range b) const {
   return rounded({low, high});
 }
 
-// A term passes through at most as many additions as its tree has levels; a tree over heads of trees over channels may
-// have one more.
+// A term passes through as many additions as its tree has levels, or fewer. A tree over heads of trees over channels
+// may have one level more.
 Range Arithmetic::sum(const Row &terms) const {
   Range total = {0, 0};
   Real size = 0;
@@ -140,7 +140,7 @@ Row Arithmetic::rotated(rope_style_t style, int64_t first, int64_t width, Row ro
   return row;
 }
 
-// Rounding keeps the order of numbers, so that the ends of a product or quotient are those of its ends.
+// Rounding keeps the order of numbers, so the ends of a product or quotient come from the ends of its operands.
 Row Arithmetic::scaled(Row row, Real factor) const {
   const rope_dtype_t wide = dtype_ == ROPE_DTYPE_F64 ? ROPE_DTYPE_F64 : ROPE_DTYPE_F32;
   for (Range &x : row) {

@@ -31,6 +31,8 @@ class CodesCall {
   swiglu_args_t args;
   swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
   swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+  swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+  Direction direction = Direction::Forward;
 
   Array data(rope_dtype_t dtype, const Shape &shape) {
     return array_of(workspace_, dtype, shape, [this](const Shape &) { return workspace_.random().normal(); });
@@ -75,7 +77,7 @@ class CodesCall {
         config.num_threads = num_threads;
         const SwigluDesc desc = create(config);
         workspace_.restore();
-        const rope_status_t status = run(device, desc.get(), Direction::Forward, args, workspace_);
+        const rope_status_t status = run(device, desc.get(), direction, args, workspace_);
         if (status != ROPE_STATUS_SUCCESS) {
           FAIL_CHECK(rope_status_name(status) << ": " << rope_last_error());
           continue;
@@ -115,6 +117,27 @@ Row products(const Array &x, Shape at, Real limit = HUGE_VALL, Real weight = 1) 
     row.push_back(within_ulps(gate / (1 + std::exp(-gate)) * up * weight));
   }
   return row;
+}
+
+// The gradients of the gates and of the ups of a row, within 12 ulp of their larger term.
+struct GradientRows {
+  Row gate, up;
+};
+
+GradientRows gradients(const Array &x, const Array &grad, int64_t t, Real limit = HUGE_VALL, Real weight = 1) {
+  const int64_t d = x.shape.back() / 2;
+  GradientRows rows;
+  for (int64_t c = 0; c < d; ++c) {
+    const Real given_gate = x.value({t, c}), given_up = x.value({t, d + c}), of_out = grad.value({t, c}) * weight;
+    const Real gate = std::min(given_gate, limit), up = std::max(-limit, std::min(given_up, limit));
+    const Real sigmoid = 1 / (1 + std::exp(-gate)), term = of_out * up * sigmoid;
+    const Real bend = term * gate * (1 - sigmoid);
+    const Real slack = 12 * oracle::ulp(ROPE_DTYPE_F32, std::max(std::fabs(term), std::fabs(bend)));
+    const Real of_gate = given_gate > limit ? 0 : term + bend;
+    rows.gate.push_back(of_gate == 0 ? Range{of_gate, of_gate} : Range{of_gate - slack, of_gate + slack});
+    rows.up.push_back(within_ulps(std::fabs(given_up) > limit ? 0 : of_out * gate * sigmoid));
+  }
+  return rows;
 }
 
 // The activation and the product, each rounded to the data's type.
@@ -407,6 +430,13 @@ Real check_delayed(rope_dtype_t dtype, rope_dtype_t code, Real scale, Real amax,
   return amax_out.value({0});
 }
 
+// Scale of TransformerEngine's blocks of 32: amax * (1 / largest) in fp32, its exponent raised where the mantissa is not
+// 0.
+Real block_scale(rope_dtype_t code, Real largest) {
+  if (largest == 0) return std::ldexp(1.0L, -127);
+  return power_above(single(largest * single(1 / oracle::max_finite(code))));
+}
+
 // TransformerEngine's MXFP8 by rows and flashinfer's: the value is rounded to the data's type, then cast in blocks of 32
 // channels. The scale is amax * (1 / 448) in fp32, its exponent raised where the mantissa is not 0. Scales lie by rows, or
 // in tiles of 128 rows and 4 blocks, whose padding is 0.
@@ -420,10 +450,7 @@ void check_mxfp8(rope_dtype_t dtype, bool is_tiled) {
   call.take(x, out);
   call.quant.scales_out = scales_out.tensor();
   call.quant.scale_layout = is_tiled ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
-  const auto rule = [](Real largest) {
-    if (largest == 0) return std::ldexp(1.0L, -127);
-    return power_above(single(largest * single(1 / top)));
-  };
+  const auto rule = [](Real largest) { return block_scale(ROPE_DTYPE_F8_E4M3, largest); };
   const auto place = [&](int64_t m, int64_t k) {
     if (!is_tiled) return scales_out.at({m, k});
     return (m / 128 * (columns / 4) + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4;
@@ -442,6 +469,129 @@ void check_mxfp8(rope_dtype_t dtype, bool is_tiled) {
     });
   }
   call.check();
+}
+
+// An output of MXFP8 by row and by column: both have the same values in the same order, and scales [T, d/32] and
+// [T/32, d].
+struct BothWays {
+  BothWays(CodesCall &call, rope_dtype_t code, int64_t tokens, int64_t d)
+      : code(code),
+        by_row(call.data(code, {tokens, d})),
+        by_column(call.data(code, {tokens, d})),
+        row_scales(call.data(ROPE_DTYPE_F8_E8M0, {tokens, d / 32})),
+        column_scales(call.data(ROPE_DTYPE_F8_E8M0, {tokens / 32, d})) {}
+
+  void expect_values(CodesCall &call, const Arithmetic &arithmetic, const std::vector<Row> &rows) const {
+    const auto rule = [&](Real largest) { return block_scale(code, largest); };
+    const auto d = static_cast<int64_t>(rows[0].size());
+    Outcome &codes = call.outcome(by_row), &scales = call.outcome(row_scales);
+    for (size_t t = 0; t < rows.size(); ++t) {
+      const auto token = static_cast<int64_t>(t);
+      expect_groups(
+          codes, by_row.at({token, 0}), scales,
+          [&](int64_t k) {
+            return row_scales.at({token, k});
+          },
+          arithmetic.scaled_in_groups(rows[t], d / 32, rule, CodeBy::Reciprocal));
+    }
+    Outcome &column_codes = call.outcome(by_column), &of_columns = call.outcome(column_scales);
+    for (int64_t c = 0; c < d; ++c) {
+      Row column;
+      for (const Row &row : rows) column.push_back(row[static_cast<size_t>(c)]);
+      const auto groups = static_cast<int64_t>(rows.size()) / 32;
+      const ScaledRow scaled = arithmetic.scaled_in_groups(column, groups, rule, CodeBy::Reciprocal);
+      for (size_t t = 0; t < rows.size(); ++t) {
+        column_codes.push_back({by_column.at({static_cast<int64_t>(t), c}), scaled.codes[t]});
+      }
+      for (int64_t k = 0; k < groups; ++k) {
+        of_columns.push_back({column_scales.at({k, c}), scaled.scales[static_cast<size_t>(k)]});
+      }
+    }
+  }
+
+  rope_dtype_t code;
+  Array by_row, by_column, row_scales, column_scales;
+};
+
+// TransformerEngine's gated cast to MXFP8 both ways, forward to E4M3 and backward to E5M2: values in fp32, rounded to the
+// data's type, then cast in blocks of 32 channels and in blocks of 32 rows.
+void check_mxfp8_both_ways(rope_dtype_t dtype, bool is_backward) {
+  const int64_t tokens = 96, d = 3 * 32;
+  CodesCall call(dtype);
+  const Arithmetic arithmetic(dtype);
+  call.config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+  const Array x = call.packed({tokens, 2 * d}), grad = call.data(dtype, {tokens, d});
+  const rope_dtype_t code = is_backward ? ROPE_DTYPE_F8_E5M2 : ROPE_DTYPE_F8_E4M3;
+  const BothWays first(call, code, tokens, d), second(call, code, tokens, d);
+  call.take(x, first.by_row);
+  call.args.column = &call.column;
+  std::vector<Row> values[2];
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (is_backward) {
+      const GradientRows rows = gradients(x, grad, t);
+      values[0].push_back(arithmetic.rounded_to_dtype(rows.gate));
+      values[1].push_back(arithmetic.rounded_to_dtype(rows.up));
+    } else {
+      values[0].push_back(arithmetic.rounded_to_dtype(products(x, {t})));
+    }
+  }
+  first.expect_values(call, arithmetic, values[0]);
+  if (is_backward) {
+    call.direction = Direction::Backward;
+    call.args.out = {};
+    call.args.grad_out = grad.tensor();
+    call.args.grad_gate = first.by_row.tensor();
+    call.args.grad_up = second.by_row.tensor();
+    call.quant.grad_gate_scales_out = first.row_scales.tensor();
+    call.quant.grad_up_scales_out = second.row_scales.tensor();
+    call.column.grad_gate = first.by_column.tensor();
+    call.column.grad_up = second.by_column.tensor();
+    call.column.grad_gate_scales_out = first.column_scales.tensor();
+    call.column.grad_up_scales_out = second.column_scales.tensor();
+    second.expect_values(call, arithmetic, values[1]);
+  } else {
+    call.quant.scales_out = first.row_scales.tensor();
+    call.column.out = first.by_column.tensor();
+    call.column.scales_out = first.column_scales.tensor();
+  }
+  call.check();
+}
+
+// TileKernels' backward of tokens of experts: the gradients of gate and up, which the router's number weights, cast in
+// groups of 128.
+void check_tile_kernels_backward(rope_dtype_t dtype, Real tolerated) {
+  const int64_t tokens = 31, d = 3 * block, groups = d / block;
+  CodesCall call(dtype);
+  const Arithmetic arithmetic(dtype);
+  call.config.limit = 10;
+  const Array x = call.packed({tokens, 2 * d}), grad = call.data(dtype, {tokens, d});
+  const Array weights = call.data(ROPE_DTYPE_F32, {tokens});
+  const Array codes[2] = {call.data(ROPE_DTYPE_F8_E4M3, {tokens, d}), call.data(ROPE_DTYPE_F8_E4M3, {tokens, d})};
+  const Array scales[2] = {call.data(ROPE_DTYPE_F32, {tokens, groups}), call.data(ROPE_DTYPE_F32, {tokens, groups})};
+  call.take(x, codes[0]);
+  call.direction = Direction::Backward;
+  call.args.out = {};
+  call.args.row_scale = weights.tensor();
+  call.args.grad_out = grad.tensor();
+  call.args.grad_gate = codes[0].tensor();
+  call.args.grad_up = codes[1].tensor();
+  call.quant.scale_floor = 1e-4;
+  call.quant.grad_gate_scales_out = scales[0].tensor();
+  call.quant.grad_up_scales_out = scales[1].tensor();
+  const auto rule = [](Real largest) { return single(held(largest, 1e-4L) / top); };
+  for (int which = 0; which < 2; ++which) {
+    Outcome &of_codes = call.outcome(codes[which]), &of_scales = call.outcome(scales[which]);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const GradientRows rows = gradients(x, grad, t, 10, weights.value({t}));
+      expect_groups(
+          of_codes, codes[which].at({t, 0}), of_scales,
+          [&](int64_t g) {
+            return scales[which].at({t, g});
+          },
+          arithmetic.scaled_in_groups(which == 0 ? rows.gate : rows.up, groups, rule, CodeBy::Reciprocal));
+    }
+  }
+  call.check(tolerated);
 }
 
 // TileKernels' cast of each row or of groups of 128: a code is x * (448 / amax), one rounding less than x * (1 / s); powers
@@ -556,6 +706,16 @@ TEST_CASE("TransformerEngine swiglu to MXFP8, flashinfer silu_and_mul: blocks of
   for (rope_dtype_t dtype : of_16_bits) {
     for (bool is_tiled : {false, true}) check_mxfp8(dtype, is_tiled);
   }
+}
+
+TEST_CASE("TransformerEngine swiglu and dswiglu to MXFP8 by row and by column", "[systems][swiglu][codes][columns]") {
+  for (rope_dtype_t dtype : of_16_bits) {
+    for (bool is_backward : {false, true}) check_mxfp8_both_ways(dtype, is_backward);
+  }
+}
+
+TEST_CASE("TileKernels swiglu_backward_and_per_token_cast: gradients in groups of 128", "[systems][swiglu][codes]") {
+  for (rope_dtype_t dtype : serving) check_tile_kernels_backward(dtype, 0.0002L);
 }
 
 TEST_CASE("TileKernels swiglu_forward_and_per_token_cast: rows and groups of 128, weights of the router",

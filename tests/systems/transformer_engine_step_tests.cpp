@@ -1,9 +1,9 @@
-// transformer_engine_step_tests.cpp - TransformerEngine's delayed scaling: q, k and v of one step go to FP8 by scales
-// that the step before decided, and the largest magnitudes of this one decide those of the next; and MXFP8, a
-// scale of E8M0 for each 32 channels
+// transformer_engine_step_tests.cpp - TransformerEngine's delayed scaling, in which q, k and v of a step become FP8
+// with scales from the previous step, and the largest magnitudes give the next step's scales; and MXFP8, a scale of
+// E8M0 for each 32 channels
 //
-// A scale multiplies. Every micro-batch raises amax, which holds magnitudes before they are scaled; after the step the
-// scale becomes largest / amax / 2^margin, and amax 0.
+// A scale multiplies. Every micro-batch raises amax, which holds magnitudes before scaling. After the step the scale
+// becomes largest / amax / 2^margin, and amax 0.
 #include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
@@ -16,12 +16,12 @@ using namespace systems;
 
 namespace {
 
-using OfTensors = std::array<Real, 3>;  // of q, k and v
+using OfTensors = std::array<Real, 3>;  // for q, k and v
 
 struct MicroBatch {
   rope_dtype_t dtype;
   rope_layout_t layout;
-  Real size;  // of the data's standard deviation
+  Real size;  // factor of the data's standard deviation
   uint64_t seed;
 
   // amax after the call.
@@ -72,7 +72,7 @@ struct MicroBatch {
   }
 };
 
-// amax * (1/448) in fp32, its exponent raised where the mantissa is not 0; 0 has the least exponent.
+// amax * (1/448) in fp32, with the exponent raised if the mantissa is not 0. 0 has the smallest exponent.
 Real mxfp8_scale(Real largest) {
   if (largest == 0) return std::ldexp(1.0L, -127);
   const Real quotient = single(largest * single(1 / 448.0L));
@@ -80,8 +80,8 @@ Real mxfp8_scale(Real largest) {
   return quotient == power ? power : 2 * power;
 }
 
-// q and k turned, v as it is, each rounded to the data's type before it is scaled. Rows of scales are padded to 128 and
-// their columns to 4, as cuBLAS wants them before it swizzles.
+// q and k are turned, v is not, and each is rounded to the data's type before it is scaled. Rows of scales are padded
+// to 128 and their columns to 4, which cuBLAS requires before swizzling.
 void check_mxfp8(rope_dtype_t dtype, rope_layout_t layout) {
   const int64_t seq = 7, batch = 2, head_dim = 64, block = 32, blocks = head_dim / block, heads[] = {5, 2, 2};
   const bool is_batch_first = layout == ROPE_LAYOUT_BSHD;
@@ -144,7 +144,7 @@ TEST_CASE("TransformerEngine delayed scaling: amax of one step, the scales of th
       for (int margin : {0, 1}) {
         OfTensors scale = {1, 1, 1};
         for (uint64_t step = 0; step < 3; ++step) {
-          // Data grow, so that codes of a step without a margin saturate.
+          // Data grow, so codes of a step without a margin saturate.
           OfTensors amax = {0, 0, 0};
           for (uint64_t micro_batch : {0, 1}) {
             const Real size = 1 + static_cast<Real>(step);

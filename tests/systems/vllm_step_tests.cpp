@@ -1,7 +1,7 @@
-// vllm_step_tests.cpp - vLLM's cache writes and its norm with rope: slots of each token, -1 for padding, and a slot
-// mapping that may be shorter than the padded batch
+// vllm_step_tests.cpp - vLLM's cache writes and its norm with rope: each token has a slot, -1 for padding, and a slot
+// mapping may be shorter than the padded batch
 //
-// concat_and_cache_mla_rope_fused rotates in the data's type, as rotation_rounding has it.
+// concat_and_cache_mla_rope_fused rotates in the data's type, like rotation_rounding.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -14,15 +14,15 @@ using namespace systems;
 
 namespace {
 
-constexpr int64_t T = 9, mapped = 7, max_position = 23;  // the last tokens are padding that slot_mapping leaves out
+constexpr int64_t T = 9, mapped = 7, max_position = 23;  // slot_mapping lacks the last tokens, which are padding
 
-// Slots of `count` tokens, no two the same; token 2 has none.
+// Different slots for `count` tokens; token 2 has none.
 Array slot_mapping(RopeCall &call, rope_dtype_t dtype, int64_t count, int64_t num_slots) {
   return call.positions(dtype, {count},
                         [&](const Shape &at) { return at[0] == 2 ? -1 : (at[0] * 11 + 3) % num_slots; });
 }
 
-// Tokens that are cached, each with its page and entry.
+// The cached tokens, each with its page and entry.
 void for_each_slot(const Array &slots, int64_t entries,
                    const std::function<void(int64_t token, int64_t page, int64_t entry)> &visit) {
   for (int64_t t = 0; t < slots.shape[0]; ++t) {
@@ -67,7 +67,7 @@ void check_packed(rope_dtype_t dtype, rope_dtype_t table_dtype, rope_style_t sty
   call.check(Direction::Forward);
 }
 
-// vllm#57682: qkv is only read, q and k go to tensors of their own, and k and v to the cache. A token without a slot is
+// vllm#57682: qkv is only read, q and k go to separate tensors, and k and v to the cache. A token without a slot is
 // normed and rotated, not cached.
 void check_write_cache(rope_dtype_t dtype, CacheLayout layout, rope_style_t style, int64_t tokens) {
   const int64_t heads = 4, k_heads = 2, head_dim = 128;
@@ -120,7 +120,7 @@ void check_write_cache(rope_dtype_t dtype, CacheLayout layout, rope_style_t styl
   call.check(Direction::Forward);
 }
 
-// The scale of data whose largest magnitude and that of whose codes are given.
+// The scale for data with this largest magnitude, and codes with this largest magnitude.
 using ScaleOf = std::function<Real(Real largest, Real largest_code)>;
 
 Real power_of_two(Real largest, Real largest_code) {
@@ -131,8 +131,8 @@ Real calibrated(Real largest, Real largest_code) {
   return single(largest / largest_code);
 }
 
-// key and value into caches of 8 bits: each by the scale of its tensor or head. librope multiplies by the reciprocal,
-// so that of scales that are no powers of two a few codes are neighbours of the quotient's.
+// key and value go to caches of 8 bits, each with the scale of its tensor or head. librope multiplies by the
+// reciprocal; for scales that are no powers of two, some codes are neighbours of the quotient's codes.
 void check_codes(rope_dtype_t dtype, rope_dtype_t code, CacheLayout layout, bool is_by_head, const ScaleOf &scale_of,
                  int64_t tokens, Real tolerated) {
   const int64_t heads = 3, head_size = 64, entries = 5, pages = tokens / entries + 3;
@@ -145,7 +145,7 @@ void check_codes(rope_dtype_t dtype, rope_dtype_t code, CacheLayout layout, bool
   const int64_t q_heads = 2, columns = q_heads + 2 * heads;
   const Array qkv = call.data({tokens, columns, head_size});
   const Array slots = slot_mapping(call, ROPE_DTYPE_I64, tokens - 2, pages * entries);
-  std::vector<Real> by[2];  // of k and v
+  std::vector<Real> by[2];  // scales of k and v
   for (bool is_v : {false, true}) {
     for (int64_t h = 0; h < (is_by_head ? heads : 1); ++h) {
       Real largest = 0;
@@ -181,8 +181,7 @@ void check_codes(rope_dtype_t dtype, rope_dtype_t code, CacheLayout layout, bool
   call.check(Direction::Forward);
 }
 
-// fp8_per_token_head (vllm#38378): each head of a token by a scale of its own, which lies behind its codes and is at
-// least 1e-6.
+// fp8_per_token_head (vllm#38378): each head of a token has a scale, which lies behind its codes and is at least 1e-6.
 void check_token_heads(rope_dtype_t dtype, CacheLayout layout, int64_t tokens) {
   const int64_t heads = 3, head_size = 64, entries = 5, pages = tokens / entries + 3;
   RopeCall call(dtype, head_size);
@@ -194,7 +193,7 @@ void check_token_heads(rope_dtype_t dtype, CacheLayout layout, int64_t tokens) {
   floats.shape.channels /= 4;
   for (Array &array : floats.arrays) array = as_floats(array);
   Random random(17);
-  // Token 1 is of zeros, and the scales of tokens 3 and 4 are raised, or almost.
+  // Token 1 has zeros; the scales of tokens 3 and 4 are raised, or almost.
   const auto value = [&](const Shape &at) -> Real {
     const Real size = at[0] == 1 ? 0 : at[0] == 3 ? 1e-5L : at[0] == 4 ? 3e-4L : 1;
     return size * random.normal();
@@ -233,8 +232,8 @@ void check_token_heads(rope_dtype_t dtype, CacheLayout layout, int64_t tokens) {
   call.check(Direction::Forward);
 }
 
-// A page is the codes of its tokens, then a scale of each. The kernel divides, and takes the power of two from a rounded
-// quotient.
+// A page has the codes of its tokens, then a scale for each. The kernel divides, and takes the power of two from a
+// rounded quotient.
 void check_indexer_cache(rope_dtype_t dtype, bool is_ue8m0, Real tolerated) {
   const int64_t tokens = 211, head_dim = 128, entries = 16, pages = tokens / entries + 2;
   RopeCall call(dtype, head_dim);
@@ -244,7 +243,7 @@ void check_indexer_cache(rope_dtype_t dtype, bool is_ue8m0, Real tolerated) {
   const Array kv_cache = call.data({pages, entries * (head_dim + 4)}, ROPE_DTYPE_F8_E4M3);
   const Array floats = as_floats(kv_cache);
   Random random(18);
-  // Token 1 is of zeros, and those of the second half are of every size.
+  // Token 1 has zeros; tokens of the second half have all magnitudes.
   const Array k = call.values(dtype, {tokens, head_dim}, [&](const Shape &at) -> Real {
     const int exponent = at[0] == 1 ? -100 : at[0] < tokens / 2 ? 0 : static_cast<int>(at[0] % 28) - 14;
     return std::ldexp(at[0] == 1 ? 0 : random.normal(), exponent);
@@ -278,8 +277,8 @@ void check_indexer_cache(rope_dtype_t dtype, bool is_ue8m0, Real tolerated) {
   call.check(Direction::Forward);
 }
 
-// fp8_ds_mla: kv_c as codes with a scale for each tile of 128, k_pe beside them as it is. The tiles' largest magnitudes
-// are 0 and numbers around every step of the scale's rule.
+// fp8_ds_mla: kv_c becomes codes with a scale for each tile of 128, beside k_pe unchanged. The tiles' largest
+// magnitudes are 0 and numbers around every step of the scale's rule.
 void check_ds_mla(rope_dtype_t dtype, double scale_floor, uint32_t flags, const ScaleRule &rule,
                   const std::vector<Real> &largest, Real tolerated) {
   const int64_t tokens = 40, pages = 6, entries = 8;
@@ -317,8 +316,8 @@ void check_ds_mla(rope_dtype_t dtype, double scale_floor, uint32_t flags, const 
   call.check(Direction::Forward);
 }
 
-// Kimi K3's prefill: k_out of each head is k_nope, then the one k_pe, and q and k are turned there or not. To FP8 by the
-// reciprocals of three scales, with v; in the data's type q stays in place, and v is left.
+// Kimi K3's prefill: k_out of each head is k_nope, then the common k_pe; q and k are turned or not. For FP8 the kernel
+// multiplies by the reciprocals of three scales, also v. In the data's type q stays in place, and v is not written.
 void check_kimi_k3(rope_dtype_t dtype, rope_dtype_t code, bool is_turned) {
   const int64_t heads = 3, nope = 128, rotary_dim = 64, head_dim = nope + rotary_dim;
   const Real q_by = single(31.7L), k_by = single(17.3L), v_by = single(53.9L);
@@ -443,7 +442,7 @@ TEST_CASE("vLLM reshape_and_cache_flash: a prompt of many pages", "[systems][ste
   call.check(Direction::Forward);
 }
 
-// fp8 and fp8_e5m2 of scales that are powers of two: byte for byte.
+// fp8 and fp8_e5m2 with scales that are powers of two: byte for byte.
 TEST_CASE("vLLM reshape_and_cache_flash: FP8, scales of powers of two", "[systems][step]") {
   for (rope_dtype_t dtype : serving) {
     for (rope_dtype_t code : code_types) {
@@ -466,8 +465,8 @@ TEST_CASE("vLLM reshape_and_cache_flash: FP8, any scales", "[systems][step]") {
   }
 }
 
-// 4.3125 / 448 is 69 / 7168: BF16 numbers that 69 divides have quotients halfway between two codes, and rounding the
-// reciprocal puts them to one side. Of all scales that calibration makes this is among the worst.
+// 4.3125 / 448 is 69 / 7168. BF16 numbers that are divisible by 69 have quotients halfway between two codes, and the
+// rounding of the reciprocal moves them to one side. Among scales from calibration this is one of the worst.
 TEST_CASE("vLLM reshape_and_cache_flash: FP8, a scale with quotients halfway between codes", "[systems][step]") {
   const auto unlucky = [](Real, Real) { return single(4.3125L / 448); };
   check_codes(ROPE_DTYPE_BF16, ROPE_DTYPE_F8_E4M3, CacheLayout::Nhd, false, unlucky, 211, 1e-2L);
@@ -508,7 +507,7 @@ TEST_CASE("vLLM fused_qk_norm_rope: into q, k and the cache", "[systems][step]")
   check_write_cache(ROPE_DTYPE_F32, CacheLayout::Nhd, ROPE_STYLE_HALF, 400);
 }
 
-// A row of the latent cache is kv_c, then k_pe: two caches over one buffer, of one head each.
+// A row of the latent cache is kv_c, then k_pe: two caches over one buffer, each with one head.
 TEST_CASE("vLLM concat_and_cache_mla: kv_c and k_pe in one row", "[systems][step]") {
   const int64_t rank = 512, rotary_dim = 64, row_width = rank + rotary_dim, pages = 3, entries = 8;
   for (rope_dtype_t dtype : serving) {
@@ -539,7 +538,7 @@ TEST_CASE("vLLM concat_and_cache_mla: kv_c and k_pe in one row", "[systems][step
   }
 }
 
-// One scale for both parts of a row: x / scale[0].
+// Both parts of a row have one scale: x / scale[0].
 TEST_CASE("vLLM concat_and_cache_mla: FP8, kv_c and k_pe by one scale", "[systems][step]") {
   const int64_t rank = 512, rotary_dim = 64, row_width = rank + rotary_dim, pages = 3, entries = 8;
   for (rope_dtype_t dtype : serving) {
@@ -624,7 +623,7 @@ TEST_CASE("vLLM concat_and_cache_mla_rope_fused: q_pe and k_pe turned on the way
   }
 }
 
-// kv_c as the pass of k_pe: one cache of 576 channels, in the data's type or by one scale, k_pe turned on the way or not.
+// kv_c is the pass of k_pe: one cache of 576 channels, in the data's type or with one scale, with k_pe turned or not.
 // k_pe itself is only read.
 TEST_CASE("vLLM concat_and_cache_mla: k_pe with kv_c as its pass", "[systems][step]") {
   const int64_t pages = 3, entries = 8;
@@ -681,7 +680,7 @@ TEST_CASE("vLLM concat_and_cache_mla: k_pe with kv_c as its pass", "[systems][st
   }
 }
 
-// 448 * 1e-4 as the floor of the magnitudes is 1e-4 as that of the scales before they become powers of two: both give
+// A floor of 448 * 1e-4 for magnitudes equals a floor of 1e-4 for scales before these become powers of two: both give
 // 2^-13 up to 448 * 2^-13, which is 0.0546875.
 TEST_CASE("vLLM concat_and_cache_mla: fp8_ds_mla, scales of powers of two", "[systems][step]") {
   const std::vector<Real> largest = {0, 1e-6L,      0x1.6p-5L, 0x1.7p-5L,  0x1.bep-5L, 0x1.cp-5L, 0x1.c2p-5L, 0.3L,
@@ -692,8 +691,8 @@ TEST_CASE("vLLM concat_and_cache_mla: fp8_ds_mla, scales of powers of two", "[sy
   }
 }
 
-// The older rule: FLT_MIN is the scale of magnitudes up to 448 * FLT_MIN, which fp32 has. Codes are quotients; of the
-// scales here that of 4.3125 alone puts some halfway between two codes.
+// The older rule: FLT_MIN is the scale of magnitudes up to 448 * FLT_MIN, which fp32 can represent. Codes are
+// quotients. Among the scales here only that of 4.3125 puts some quotients halfway between two codes.
 TEST_CASE("vLLM concat_and_cache_mla: fp8_ds_mla, any scales", "[systems][step]") {
   const std::vector<Real> largest = {0,    0x1p-126L, 0x1.bep-118L, 0x1.cp-118L, 0x1.c2p-118L, 1e-20L, 0.01L, 0x1.7p-5L,
                                      0.3L, 1,         4.3125L,      14,          450,          60000};

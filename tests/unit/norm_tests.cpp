@@ -16,7 +16,7 @@ bool same_bits(T a, T b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-// As rope.h defines it: an array, padded with +0, halved until one number is left.
+// The definition of rope.h: an array, padded with +0, halved until one number is left.
 template <typename Real>
 Real sum_of_array(std::vector<Real> terms) {
   size_t count = 1;
@@ -50,7 +50,7 @@ void check_sums(uint64_t seed) {
     }
     INFO(n << " terms");
     CHECK(same_bits(sum_of_counter(terms), sum_of_array(terms)));
-    // Runs of 8 that a thread finishes by itself are subtrees.
+    // Runs of 8 terms that one thread adds up are subtrees.
     rope::TreeSum<Real> of_runs;
     for (size_t begin = 0; begin < n; begin += 8) {
       Real run[8] = {};
@@ -79,7 +79,7 @@ TEST_CASE("the sum of a norm is that of a tree of neighbours", "[norm]") {
 }
 
 TEST_CASE("the inverse root is the nearest number", "[norm]") {
-  // 1 / sqrt(v) lies between the neighbours' middles: r is right where (r +- half a step)^2 * v encloses 1.
+  // 1 / sqrt(v) lies between the neighbours' midpoints: r is right if (r +- half a step)^2 * v encloses 1.
   const auto is_nearest = [](float v) {
     const float r = rope::inverse_root(v);
     const long double below = (static_cast<long double>(std::nextafter(r, 0.0f)) + r) / 2;

@@ -14,6 +14,7 @@
 #include "plan/tuning.hpp"
 #include "support/oracle.hpp"
 #include "support/random.hpp"
+#include "support/swiglu_call.hpp"
 #include "unit/fake_tensors.hpp"
 
 namespace {
@@ -107,7 +108,7 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
   } else {
     args.out = random->below(4) == 0 ? args.gate : tensor(3);
   }
-  return rope::make_swiglu_problem("swiglu_forward", dtype, kPlain, args, is_backward, problem) == ROPE_STATUS_SUCCESS;
+  return swiglu_call::make_problem("swiglu_forward", dtype, kPlain, args, is_backward, problem) == ROPE_STATUS_SUCCESS;
 }
 
 std::string describe(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
@@ -391,7 +392,7 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
   }
   rope::SwigluProblem problem;
   const rope_status_t status =
-      rope::make_swiglu_problem("swiglu_forward", dtype, options.form, args, is_backward, &problem);
+      swiglu_call::make_problem("swiglu_forward", dtype, options.form, args, is_backward, &problem);
   INFO(rope::last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   return problem;
@@ -563,6 +564,99 @@ TEST_CASE("threads take several rows of large matrices with biases or soft caps"
   CHECK(plan.rows_per_thread == 1);
 }
 
+TEST_CASE("one launch of SwiGLU writes codes by row and by column", "[swiglu plan]") {
+  struct Scene {
+    rope_dtype_t dtype = ROPE_DTYPE_BF16;
+    std::vector<int64_t> shape = {64, 160};
+    bool is_backward = false, has_rows = true, has_columns = true, has_words = false, has_row_scale = false;
+    int64_t group = 32;
+    uintptr_t gate = 1 << 20;
+
+    rope::SwigluCall call() const {
+      const int64_t rows = shape[0], columns = shape[1];
+      const auto codes = [&](uintptr_t place) { return compact_tensor(place << 20, ROPE_DTYPE_F8_E4M3, shape); };
+      const auto scales = [&](uintptr_t place, bool by_column) {
+        const std::vector<int64_t> of_rows = {rows, columns / group}, of_columns = {rows / group, columns};
+        return compact_tensor(place << 20, ROPE_DTYPE_F8_E8M0, by_column ? of_columns : of_rows);
+      };
+      swiglu_args_t args = SWIGLU_ARGS_INIT;
+      swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+      swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+      args.gate = compact_tensor(gate, dtype, shape);
+      args.up = compact_tensor(2 << 20, dtype, shape);
+      if (has_row_scale) args.row_scale = compact_tensor(3 << 20, ROPE_DTYPE_F32, {rows});
+      args.quant = &quant;
+      args.column = &column;
+      if (is_backward) {
+        args.grad_out = compact_tensor(4 << 20, dtype, shape);
+        if (has_rows) args.grad_gate = codes(5), quant.grad_gate_scales_out = scales(6, false);
+        if (has_columns) column.grad_gate = codes(7), column.grad_gate_scales_out = scales(8, true);
+        if (has_words) args.grad_up = compact_tensor(9 << 20, dtype, shape);
+        if (has_rows && !has_words) args.grad_up = codes(9), quant.grad_up_scales_out = scales(10, false);
+        if (has_columns && !has_words) column.grad_up = codes(11), column.grad_up_scales_out = scales(12, true);
+      } else {
+        if (has_rows) args.out = codes(5), quant.scales_out = scales(6, false);
+        if (has_columns) column.out = codes(7), column.scales_out = scales(8, true);
+      }
+      rope::SwigluCall result;
+      REQUIRE(rope::make_swiglu_call("call", dtype, kPlain, args, is_backward, &result) == ROPE_STATUS_SUCCESS);
+      return result;
+    }
+  };
+  const rope::DeviceInfo &device = kDevices[2];
+  const auto plan_of = [&](const Scene &scene) {
+    rope::SwigluCallPlan plan;
+    REQUIRE(rope::plan_swiglu_call("call", scene.call(), device, &plan) == ROPE_STATUS_SUCCESS);
+    return plan;
+  };
+  for (const bool is_backward : {false, true}) {
+    Scene scene;
+    scene.is_backward = is_backward;
+    INFO("backward " << is_backward);
+    const rope::SwigluCallPlan plan = plan_of(scene);
+    CHECK(scene.call().count == (is_backward ? 4 : 2));
+    REQUIRE(plan.has_blocks);
+    CHECK(plan.num_launches(scene.call()) == 1);
+    // Two groups of rows, each of 5 warps backward and 3 forward, in blocks of four warps.
+    CHECK(plan.blocks.grid_x == (is_backward ? 3 : 2));
+    CHECK(plan.blocks.grid_y == 1);
+    char text[256];
+    rope::explain_swiglu(scene.call(), plan, device, text, sizeof text);
+    CHECK(std::string(text).find("blocks of codes kernel") != std::string::npos);
+    CHECK(std::string(text).find("more launch") == std::string::npos);
+    const int64_t elements = 64 * 160;
+    CHECK(rope::moved_bytes(scene.call()) ==
+          (is_backward ? 10 * elements + 4 * elements / 32 : 6 * elements + 2 * elements / 32));
+    scene.has_rows = false;
+    CHECK(plan_of(scene).has_blocks);
+    scene.has_rows = true;
+    scene.has_columns = false;
+    CHECK(plan_of(scene).has_blocks == is_backward);  // forward has a kernel for them
+    scene.has_columns = true;
+    const Scene served = scene;
+    scene.has_row_scale = true;
+    CHECK_FALSE(plan_of(scene).has_blocks);
+    CHECK(plan_of(scene).num_launches(scene.call()) == (is_backward ? 4 : 2));
+    rope::explain_swiglu(scene.call(), plan_of(scene), device, text, sizeof text);
+    CHECK(std::string(text).find(is_backward ? ", and 3 more launches" : ", and 1 more launch") != std::string::npos);
+    scene = served;
+    scene.group = 16;
+    CHECK_FALSE(plan_of(scene).has_blocks);
+    scene = served;
+    scene.dtype = ROPE_DTYPE_F32;
+    CHECK_FALSE(plan_of(scene).has_blocks);
+    scene = served;
+    scene.gate += 8;
+    CHECK_FALSE(plan_of(scene).has_blocks);
+  }
+  Scene scene;
+  scene.is_backward = scene.has_words = true;
+  CHECK(scene.call().count == 3);
+  CHECK_FALSE(scene.call().problems[0].has_codes());
+  CHECK(plan_of(scene).has_blocks);
+  CHECK(plan_of(scene).num_launches(scene.call()) == 2);
+}
+
 TEST_CASE("programmatic launches of SwiGLU from compute capability 9.0 on", "[swiglu plan]") {
   for (const bool is_backward : {false, true}) {
     rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {64, 128}, is_backward);
@@ -623,7 +717,7 @@ rope::SwigluPlan planned(const Interleaved &scene, const swiglu_args_t &args,
                          const rope::DeviceInfo &device = kDevices[2]) {
   rope::SwigluProblem problem;
   const rope_status_t made =
-      rope::make_swiglu_problem("swiglu_forward", scene.dtype, kPlain, args, scene.is_backward, &problem);
+      swiglu_call::make_problem("swiglu_forward", scene.dtype, kPlain, args, scene.is_backward, &problem);
   INFO(rope::last_error());
   REQUIRE(made == ROPE_STATUS_SUCCESS);
   rope::SwigluPlan plan;
@@ -785,7 +879,7 @@ TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swigl
   args.row_scale = fake_tensor(region(1), ROPE_DTYPE_F32, {int64_t{1} << 50}, {0});
   args.grad_row_scale = compact_tensor(region(2), ROPE_DTYPE_F32, {int64_t{1} << 50});
   rope::SwigluProblem problem;
-  REQUIRE(rope::make_swiglu_problem("swiglu_backward", ROPE_DTYPE_F64, kPlain, args, true, &problem) ==
+  REQUIRE(swiglu_call::make_problem("swiglu_backward", ROPE_DTYPE_F64, kPlain, args, true, &problem) ==
           ROPE_STATUS_SUCCESS);
   REQUIRE(rope::plan_swiglu("swiglu_backward", problem, device, &plan) == ROPE_STATUS_SUCCESS);
   CHECK(plan.num_tasks == 16);
@@ -793,16 +887,16 @@ TEST_CASE("CPU plans of SwiGLU use threads where there is enough to do", "[swigl
 
 TEST_CASE("bytes that a call of SwiGLU moves", "[swiglu plan]") {
   rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {3, 5}, false);
-  CHECK(rope::moved_bytes(problem) == 3 * 3 * 5 * 2);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == 3 * 3 * 5 * 2);
   problem = compact_problem(ROPE_DTYPE_F64, {3, 5}, true);
-  CHECK(rope::moved_bytes(problem) == 5 * 3 * 5 * 8);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == 5 * 3 * 5 * 8);
   problem.out[rope::kRecomputedOut] = problem.out[rope::kGradUp];
-  CHECK(rope::moved_bytes(problem) == 6 * 3 * 5 * 8);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == 6 * 3 * 5 * 8);
   problem.out[rope::kGradUp] = problem.out[rope::kGradGate] = nullptr;
-  CHECK(rope::moved_bytes(problem) == 4 * 3 * 5 * 8);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == 4 * 3 * 5 * 8);
   problem.ndim = 1;
   problem.shape[0] = int64_t{1} << 58;
-  CHECK(rope::moved_bytes(problem) == INT64_MAX);
+  CHECK(rope::moved_bytes(swiglu_call::call_of(problem)) == INT64_MAX);
 }
 
 namespace {
@@ -814,7 +908,7 @@ std::string explain(const rope::SwigluProblem &problem, const rope::DeviceInfo &
   }
   char text[512];
   std::memset(text, '#', sizeof text);
-  rope::explain_swiglu(problem, plan, device, text, sizeof text);
+  rope::explain_swiglu(swiglu_call::call_of(problem), swiglu_call::plan_of(plan), device, text, sizeof text);
   REQUIRE(std::memchr(text, 0, 256) != nullptr);  // what the header promises
   return text;
 }
@@ -859,7 +953,7 @@ TEST_CASE("a plan of SwiGLU in words", "[swiglu plan][explain]") {
   scene.is_backward = true;
   for (const bool are_gradients_interleaved : {false, true}) {
     scene.are_gradients_interleaved = are_gradients_interleaved;
-    REQUIRE(rope::make_swiglu_problem("swiglu_explain", scene.dtype, kPlain, scene.args(), true, &problem) ==
+    REQUIRE(swiglu_call::make_problem("swiglu_explain", scene.dtype, kPlain, scene.args(), true, &problem) ==
             ROPE_STATUS_SUCCESS);
     CHECK(explain(problem, gpu) ==
           "swiglu BF16 backward on CUDA: alternating kernel, vectors of 16 bytes, grid 46080 x 1 of 128 threads, "

@@ -10,6 +10,7 @@
 
 #include "core/problem/swiglu_problem.hpp"
 #include "support/random.hpp"
+#include "support/swiglu_call.hpp"
 #include "unit/fake_tensors.hpp"
 
 namespace {
@@ -74,7 +75,7 @@ struct Call {
   rope::SwigluProblem problem() const {
     rope::SwigluProblem result;
     const rope_status_t status =
-        rope::make_swiglu_problem("swiglu_forward", ROPE_DTYPE_F16, kPlain, args(), is_backward, &result);
+        swiglu_call::make_problem("swiglu_forward", ROPE_DTYPE_F16, kPlain, args(), is_backward, &result);
     INFO(rope::last_error());
     REQUIRE(status == ROPE_STATUS_SUCCESS);
     return result;
@@ -422,10 +423,10 @@ std::string refusal(bool is_backward, const std::function<void(swiglu_args_t *)>
   call.has_num_rows = true;
   swiglu_args_t args = call.args();
   rope::SwigluProblem problem;
-  REQUIRE(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, is_backward, &problem) ==
+  REQUIRE(swiglu_call::make_problem("call", ROPE_DTYPE_F16, kPlain, args, is_backward, &problem) ==
           ROPE_STATUS_SUCCESS);
   spoil(&args);
-  CHECK(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, is_backward, &problem) ==
+  CHECK(swiglu_call::make_problem("call", ROPE_DTYPE_F16, kPlain, args, is_backward, &problem) ==
         ROPE_STATUS_INVALID_ARGUMENT);
   return rope::last_error();
 }
@@ -531,7 +532,7 @@ TEST_CASE("a gate of one axis has no row_scale, and num_rows is its length", "[s
   swiglu_args_t args = call.args();
   args.row_scale = compact_tensor(region(kRowScale), ROPE_DTYPE_F32, {9});
   rope::SwigluProblem problem;
-  CHECK(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, false, &problem) ==
+  CHECK(swiglu_call::make_problem("call", ROPE_DTYPE_F16, kPlain, args, false, &problem) ==
         ROPE_STATUS_INVALID_ARGUMENT);
   CHECK(std::string(rope::last_error()) == "call: row_scale.ndim is 1: it must be below that of gate, 1");
 }
@@ -547,7 +548,7 @@ TEST_CASE("a row that is summed has no more elements than memory accounts for", 
     call.shape = {1, rows, columns};
     call.in = {3, inputs};
     rope::SwigluProblem problem;
-    const rope_status_t status = rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, call.args(), true, &problem);
+    const rope_status_t status = swiglu_call::make_problem("call", ROPE_DTYPE_F16, kPlain, call.args(), true, &problem);
     if (status == ROPE_STATUS_SUCCESS) return std::string();
     CHECK(status == ROPE_STATUS_NOT_SUPPORTED);
     return std::string(rope::last_error());
@@ -575,9 +576,9 @@ TEST_CASE("the gradient of row_scale may be written over it", "[swiglu problem]"
   swiglu_args_t args = call.args();
   args.grad_row_scale = args.row_scale;
   rope::SwigluProblem problem;
-  CHECK(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, true, &problem) == ROPE_STATUS_SUCCESS);
+  CHECK(swiglu_call::make_problem("call", ROPE_DTYPE_F16, kPlain, args, true, &problem) == ROPE_STATUS_SUCCESS);
   args.grad_row_scale.stride[0] = 4;
-  CHECK(rope::make_swiglu_problem("call", ROPE_DTYPE_F16, kPlain, args, true, &problem) ==
+  CHECK(swiglu_call::make_problem("call", ROPE_DTYPE_F16, kPlain, args, true, &problem) ==
         ROPE_STATUS_INVALID_ARGUMENT);
 }
 

@@ -1,13 +1,14 @@
 """Tensor parallel and context parallel RoPE over several GPUs: each equals the whole on one device, bit for bit.
 
     python3 multi_gpu.py                             starts a process for each of two GPUs
-    torchrun --nproc-per-node 4 multi_gpu.py         takes part in what torchrun started
+    torchrun --nproc-per-node 4 multi_gpu.py         joins the processes that torchrun started
 
-The rotation needs no communication. A token's angles depend on its position alone, so a rank that holds some of the
-heads, or some of the tokens, rotates what it holds: heads with the same call, tokens with their own positions. All that
-is sent here is the comparison, through NCCL.
+The rotation needs no communication. A token's angles depend on its position alone, so a rank with some of the heads, or
+some of the tokens, rotates these: heads with the same call, tokens with their own positions. Only the comparison sends
+data, through NCCL.
 
-Needs torch and two GPUs; exits 77 without them, 1 where a result differs. With --cpu it runs on the CPU, through Gloo.
+It needs torch and two GPUs; it exits with 77 without them, with 1 if a result differs. With --cpu it runs on the CPU,
+through Gloo.
 """
 import datetime
 import os
@@ -25,7 +26,7 @@ except ImportError as error:
 import librope
 from librope.torch import apply_rotary
 
-BATCH, TOKENS, Q_HEADS, K_HEADS, HEAD_DIM = 2, 1024, 32, 8, 128  # shared out evenly by 2, 4 or 8 ranks
+BATCH, TOKENS, Q_HEADS, K_HEADS, HEAD_DIM = 2, 1024, 32, 8, 128  # 2, 4 or 8 ranks share these evenly
 ROPE = dict(style="half", layout="bshd", theta=500000.0)
 HEADS_AXIS, TOKENS_AXIS = 2, 1
 
@@ -39,7 +40,8 @@ def rotated(q, k, grad_q, grad_k, **positions):
 
 
 def gathered(part, axis, order=None):
-    """The whole of everybody's parts along an axis; order: the index that each entry of it has in the whole."""
+    """The parts of all ranks, joined along an axis. order: the index in the whole for each entry of the joined
+    parts."""
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format)
              for _ in range(torch.distributed.get_world_size())]
     torch.distributed.all_gather(parts, part.contiguous())
@@ -48,7 +50,7 @@ def gathered(part, axis, order=None):
 
 
 def compare(dtype, device):
-    """Raises where what the ranks have done differs from what one device does."""
+    """Raises an error if the ranks' results differ from those of one device."""
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     torch.manual_seed(0)
     tensors = [torch.randn(BATCH, TOKENS, heads, HEAD_DIM).to(device, dtype) for heads in (Q_HEADS, K_HEADS) * 2]
@@ -64,13 +66,13 @@ def compare(dtype, device):
     # Tensor parallel: each rank has the heads of its slice of the projections.
     check("tensor parallel heads", rotated(*(x.chunk(ranks, HEADS_AXIS)[rank] for x in tensors)), HEADS_AXIS)
 
-    # Context parallel, a contiguous shard each: its positions begin where the shard begins.
+    # Context parallel with a contiguous shard for each rank: its positions begin where the shard begins.
     check("context parallel shards",
           rotated(*(x.chunk(ranks, TOKENS_AXIS)[rank] for x in tensors), position_offset=rank * (TOKENS // ranks)),
           TOKENS_AXIS)
 
-    # Context parallel, an early and a late shard each, so that causal attention is shared out evenly: positions are
-    # data.
+    # Context parallel with an early and a late shard for each rank, so that causal attention is shared evenly:
+    # positions are data.
     def tokens_of(rank):
         chunks = torch.arange(TOKENS, device=device).chunk(2 * ranks)
         return torch.cat((chunks[rank], chunks[2 * ranks - 1 - rank]))

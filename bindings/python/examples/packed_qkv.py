@@ -1,6 +1,6 @@
 """Rotates q and k inside a packed QKV tensor of two sequences back to back, then gates a packed gate|up tensor.
 
-A packed tensor needs no copy and no call of its own: its parts are views, and views have strides.
+A packed tensor needs no copy and no special call: its parts are views, and views have strides.
 """
 import librope
 import numpy
@@ -23,7 +23,7 @@ for begin, end in zip(cu_seqlens, cu_seqlens[1:]):
     alone = desc.forward(before[begin:end, :Q_HEADS])  # positions begin again with each sequence
     assert numpy.array_equal(qkv[begin:end, :Q_HEADS], alone)
 
-# h goes over gate: SwiGLU may write over either of its inputs.
+# h is written over gate: SwiGLU may write over either of its inputs.
 packed = random.standard_normal((TOKENS, 2 * INTERMEDIATE), dtype=numpy.float32)
 gate, up = packed[:, :INTERMEDIATE], packed[:, INTERMEDIATE:]
 expected = gate / (1 + numpy.exp(-gate)) * up

@@ -1,6 +1,7 @@
 """Rotates queries and keys where they lie: a prefill, one decode step for two sequences, and back again.
 
-NumPy here; tensors of torch, CuPy and of anything with __dlpack__ take the same calls, on the CPU or on a GPU.
+These arrays are NumPy's. Tensors of torch, of CuPy and of any library with __dlpack__ take the same calls, on the CPU
+or on a GPU.
 """
 import librope
 import numpy
@@ -16,7 +17,7 @@ original = q.copy(), k.copy()
 # Without positions each token has its index in the sequence.
 desc.forward(q, k, out=(q, k))
 
-# The last token again, as a decode step sees it: one token a sequence, each at its own position.
+# The last token again, as in a decode step: one token of each sequence, at its own position.
 positions = numpy.full((BATCH, 1), TOKENS - 1)
 step = original[0][:, -1:].copy()
 desc.forward(step, positions=positions, out=step)

@@ -1,6 +1,6 @@
 """One training step of a small attention and MLP block: librope in forward and backward, beside plain torch.
 
-On the GPU where there is one. Needs torch; exits 77 without it.
+It runs on the GPU if there is one. It needs torch, and exits with 77 without it.
 """
 import sys
 

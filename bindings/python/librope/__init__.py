@@ -1,19 +1,19 @@
 # librope: rotary position embedding (RoPE) and SwiGLU, forward and backward, on CPUs and NVIDIA GPUs
-"""The Python binding of librope.so. It has no mathematics and no numbers of its own: <rope/rope.h> is its manual.
+"""The Python binding of librope.so. All mathematics and constants are the library's; <rope/rope.h> is the manual.
 
     desc = librope.RopeDesc(head_dim=64, theta=10000.0, style="half", layout="thd", dtype="f32")
     q, k = desc.forward(q, k, positions=positions)     # new tensors
     desc.forward(q, k, positions=positions, out=(q, k))  # in place
     h = librope.swiglu(gate, up)
 
-Tensors are those of torch, NumPy, CuPy or JAX, and whatever has __dlpack__, __cuda_array_interface__ or
-__array_interface__. They are used where they lie, with their strides. CUDA calls run on the current stream of the
+Tensors come from torch, NumPy, CuPy or JAX, or from any library whose objects have __dlpack__, __cuda_array_interface__
+or __array_interface__. They are used where they lie, with their strides. CUDA calls run on the current stream of the
 tensor's framework, or on stream=.
 
-librope.torch has differentiable operators for torch.compile, librope.transformers runs Hugging Face models on them.
+librope.torch has differentiable operators for torch.compile; librope.transformers runs Hugging Face models on them.
 
-The library is $ROPE_LIBRARY, or librope.so.0 in $ROPE_LIB_DIR, or inside this package, or where the system's loader
-finds it; `python -m librope` prints which.
+The library is the file $ROPE_LIBRARY, or librope.so.0 in $ROPE_LIB_DIR, or the one inside this package, or the one that
+the system's loader finds; `python -m librope` prints which.
 """
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """librope.torch and librope.transformers are imported when they are first used."""
+    """The first use of librope.torch and librope.transformers imports them."""
     if name in ("torch", "transformers"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-# __main__.py - python -m librope: which library was loaded, and what it can use here
+# __main__.py - python -m librope: prints which library was loaded, and what it can use on this machine
 import importlib.util
 import sys
 
@@ -9,7 +9,7 @@ from librope._library import loaded_path
 
 
 def torch_description() -> str:
-    """Such as "2.15.0, operators of C++"."""
+    """For example "2.15.0, operators of C++"."""
     if importlib.util.find_spec("torch") is None:
         return "none"
     import torch

@@ -1,7 +1,7 @@
 # _abi.py - the mirror of <rope/rope.h>: constants, structs and functions under their C names, and nothing else
 """Programs without the package load this file alone (examples/plain_ctypes.py), with any Python from 3.6 on.
 
-Compared with the header and with tests/abi/layout.golden and symbols.golden by tests/test_abi.py."""
+tests/test_abi.py compares it with the header and with tests/abi/layout.golden and symbols.golden."""
 import ctypes
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint16, c_uint32, c_void_p
 from typing import Any, Dict, List, Tuple
@@ -393,7 +393,7 @@ FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
 
 
 def bind(library: ctypes.CDLL) -> None:
-    """Gives the library's functions their types. AttributeError: a function is missing."""
+    """Gives the library's functions their types. Raises AttributeError if a function is missing."""
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype = result

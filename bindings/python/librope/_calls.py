@@ -1,6 +1,7 @@
 # _calls.py - librope_python.so: calls of descriptors with tensors of torch and arrays of NumPy, without ctypes
-"""Its builtins return NotImplemented for a call that is not theirs or that went wrong, in which nothing was written: the way
-through ctypes makes it again, or says why not. Where the file is not there it makes all calls."""
+"""A builtin returns NotImplemented for a call that it does not support or that failed; nothing was written then. The
+caller repeats such a call through ctypes, which makes it or raises the error. Without the file all calls go through
+ctypes."""
 from __future__ import annotations
 
 import ctypes
@@ -16,17 +17,17 @@ Builtin = Callable[..., Any]
 
 
 def absent(*arguments: Any) -> Any:
-    """In the place of every builtin."""
+    """Replaces every builtin if the file is absent."""
     return NotImplemented
 
 
-# RopeFunctions of calls.cpp.
+# RopeFunctions of calls.cpp
 functions = function_table("rope_forward", "rope_backward", "swiglu_forward", "swiglu_backward")
 _MAX_ORDINALS = 16  # of calls.cpp
 
 
 def _load() -> Tuple[str, Tuple[Builtin, ...]]:
-    """Why there are no builtins, or "", and these."""
+    """Returns why there are no builtins, or "", and the builtins."""
     file = beside_library("librope_python.so")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return f"{file}: it needs a Python with its global lock", (absent,) * 5
@@ -48,7 +49,7 @@ why_ctypes, (rotate, gate, gate_back, _add_torch, _add_numpy) = _load()
 
 
 def widened_torch(x: Any, channels: int, zeroed: bool) -> Any:
-    """A new tensor with the axes of x but for the last."""
+    """A new tensor with the axes of x, except for the length of the last one."""
     return (x.new_zeros if zeroed else x.new_empty)((*x.shape[:-1], channels))
 
 
@@ -58,7 +59,8 @@ def widened_numpy(x: Any, channels: int, zeroed: bool) -> Any:
 
 
 def meet(cls: type) -> None:
-    """Teaches the builtins to read the tensors of a framework that has been imported whole, as one of them shows."""
+    """Registers a framework with the builtins once it is completely imported. `cls` is the class of one of its
+    tensors."""
     module = cls.__module__.partition(".")[0]
     framework: Any = sys.modules.get(module)
     if module == "torch":
@@ -67,7 +69,7 @@ def meet(cls: type) -> None:
         _add_numpy(framework.ndarray, framework.empty_like, framework.zeros_like, widened_numpy)
 
 
-_torch: Optional[Any] = None  # once it is added
+_torch: Optional[Any] = None  # set when torch is registered
 
 
 def add_torch(torch: Any) -> None:
@@ -75,8 +77,8 @@ def add_torch(torch: Any) -> None:
     if _torch is not None:
         return
     try:
-        # Where one of them says yes, tensors may be other than they seem, calls do other than they say, or operators are
-        # recorded.
+        # If one of these functions returns true, tensors may differ from what they show, calls may do something else,
+        # or operators are being recorded.
         questions = (
             torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack,
             torch._C._len_torch_function_stack, torch._C._get_tracing_state, torch.autograd._profiler_enabled)
@@ -84,6 +86,6 @@ def add_torch(torch: Any) -> None:
             (torch.Tensor, torch.nn.Parameter), torch.empty_like, torch.zeros_like, widened_torch,
             torch._C._increment_version, torch.Tensor.__dlpack_c_exchange_api__, torch.autograd.forward_ad,
             torch.is_grad_enabled, questions)
-    except AttributeError:  # before torch 2.10, or after what is known
+    except AttributeError:  # torch before 2.10, or a later one without these functions
         return
     _torch = torch if added is True else None

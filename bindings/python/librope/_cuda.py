@@ -1,4 +1,4 @@
-# _cuda.py - the little that is asked of the CUDA driver itself, through libcuda.so.1 where there is one
+# _cuda.py - the few functions that the package calls in the CUDA driver itself, through libcuda.so.1 if there is one
 from __future__ import annotations
 
 import ctypes
@@ -13,7 +13,7 @@ def _driver() -> Optional[ctypes.CDLL]:
 
 
 def driver_description() -> str:
-    """Such as "580.65.06, for CUDA up to 13.0"."""
+    """For example "580.65.06, for CUDA up to 13.0"."""
     release = None
     try:
         with open("/proc/driver/nvidia/version", encoding="utf-8", errors="replace") as file:
@@ -34,7 +34,7 @@ _POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
 
 
 def ordinal_of(pointer: int) -> int:
-    """The device that a pointer belongs to. ValueError: none, as the driver has it."""
+    """The device that a pointer belongs to. Raises ValueError if the driver finds none."""
     driver = _driver()
     if driver is None:
         raise ValueError("its memory cannot be a CUDA device's: libcuda.so.1 cannot be loaded")
@@ -48,7 +48,7 @@ def ordinal_of(pointer: int) -> int:
 
 
 def synchronize(ordinal: int, stream: int) -> None:
-    """Waits for the stream, for the sake of frameworks that cannot order their own work behind it."""
+    """Waits for the stream. Frameworks that cannot order their own work behind it need this."""
     driver = _driver()
     if driver is None:
         raise RuntimeError("libcuda.so.1 cannot be loaded")

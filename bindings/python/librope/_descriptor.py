@@ -1,4 +1,4 @@
-# _descriptor.py - what RopeDesc and SwigluDesc share: the handles of the library, one for each device
+# _descriptor.py - the base of RopeDesc and SwigluDesc: the library's handles, one for each device
 from __future__ import annotations
 
 import binascii
@@ -35,7 +35,7 @@ _ENUMS = {"dtype": Dtype, "layout": Layout, "style": Style, "out_style": Style, 
 _FLAGS = {"norm_tensors": NormTensors, "norm_rounding": NormRounding, "quant_rounding": QuantRounding}
 _BOOLS = {"product_rounding"}
 _ARRAYS = {"inv_freq", "pair_axis"}
-_MAX_SHOWN = 4  # entries of an array
+_MAX_SHOWN = 4  # entries of an array that repr shows
 
 
 def _text_of(name: str, value: Any) -> str:
@@ -60,9 +60,9 @@ _Self = TypeVar("_Self", bound="Descriptor")
 
 
 class Descriptor:
-    """Immutable, and safe to use from any number of threads. A context manager; closing it twice is harmless."""
+    """Immutable and thread-safe. A descriptor is a context manager; closing it twice is harmless."""
 
-    _arrays: Dict[str, Any] = {}  # by field; from_buffer_copy keeps pointers, not what they point to
+    _arrays: Dict[str, Any] = {}  # by field: from_buffer_copy copies pointers only, so the arrays must be kept
     _config_type: Any
     _create: Callable[..., int]
     _destroy: Callable[[int], None]
@@ -72,11 +72,11 @@ class Descriptor:
     def __init__(self, config: Any, device: Any) -> None:
         self._config = config
         self._device = parse_device(device)
-        self._handles: Optional[Dict[Tuple[int, int], _Handle]] = {}  # of devices that calls may use, and no other
+        self._handles: Optional[Dict[Tuple[int, int], _Handle]] = {}  # only for devices that calls may use
         self._lock = threading.Lock()
         self._kept = KeptCalls()
         kind, ordinal = self._device
-        # Where the device is that of the tensors to come, the CPU answers whether the rest is right.
+        # If the tensors of later calls decide the device, a handle on the CPU checks the other arguments now.
         first = (int(Device.CPU), 0) if kind is None or ordinal is None else (kind, ordinal)
         handle = self._make_handle(*first)
         if kind in (None, first[0]):
@@ -90,13 +90,13 @@ class Descriptor:
         return _Handle(pointer.value or 0, self._destroy)
 
     def _handle_for(self, reader: Reader) -> _Handle:
-        """The handle for the device that a call's tensors are on."""
+        """The handle for the device of a call's tensors."""
         handles = self._handles
         if handles is None:
             raise ValueError(f"this {type(self).__name__} is closed")
         device = reader.kind, reader.ordinal
         handle = handles.get(device) or self._handle_on(device)
-        if handle is None and self._handles is None:  # by another thread, a moment ago
+        if handle is None and self._handles is None:  # another thread closed it in the meantime
             raise ValueError(f"this {type(self).__name__} is closed")
         if handle is None:
             kind, ordinal = self._device
@@ -107,7 +107,7 @@ class Descriptor:
         return handle
 
     def _handle_on(self, device: Tuple[int, int]) -> Optional[_Handle]:
-        """The handle for a device, made on first use; None: the descriptor is for another, or closed."""
+        """The handle for a device, made on first use. None if the descriptor is for another device, or closed."""
         handles = self._handles
         kind, ordinal = self._device
         if handles is None or kind not in (None, device[0]) or ordinal not in (None, device[1]):
@@ -120,8 +120,9 @@ class Descriptor:
 
     @cached_property
     def _key(self) -> str:
-        """All that the descriptor is made of, for torch.ops.librope: the prefix, and in hexadecimal digits the config,
-        whose pointers are NULL or not, and the arrays. Its device is 0 for any, its device_index -1."""
+        """The whole content of the descriptor as a string for torch.ops.librope: the prefix, then in hexadecimal digits
+        the config and the arrays. The config's pointers are NULL or not; its device is 0 for any device, its
+        device_index -1."""
         kind, ordinal = self._device
         config = self._config_type.from_buffer_copy(self._config)
         config.device, config.device_index = kind or 0, -1 if ordinal is None else ordinal
@@ -131,7 +132,7 @@ class Descriptor:
 
     @classmethod
     def _of_key(cls, function: str, key: str) -> Any:
-        """The descriptor of a key, which may be any string."""
+        """The descriptor of a key. The key may be any string."""
         try:
             data = binascii.unhexlify(key[len(cls._key_prefix):])
             if not key.startswith(cls._key_prefix):
@@ -163,7 +164,7 @@ class Descriptor:
         return desc
 
     def _call_kept(self, function: str, call: Call, stream: Any, zeroed: bool) -> bool:
-        """Calls with args that are kept, and makes the outputs that are new. False: none are kept, or not for those."""
+        """Calls with kept args, and makes the new outputs. Returns False if no args are kept for this kind of call."""
         kind = tuple(call.key)
         kept = self._kept.take(kind)
         handles = self._handles
@@ -187,12 +188,13 @@ class Descriptor:
         return True
 
     def _keep(self, call: Optional[Call], args: Any, reader: Reader) -> None:
-        """Keeps the args of a call that was right."""
+        """Keeps the args of a call that succeeded."""
         if call is not None:
             self._kept.put(tuple(call.key), Kept(args, call.names, (reader.kind, reader.ordinal)))
 
     def _arguments(self) -> Dict[str, Any]:
-        """What the descriptor was made of, but for fields that are 0; the names are those of the fields."""
+        """The arguments that the descriptor was made of, without fields that are 0. Their names are those of the
+        fields."""
         kind, ordinal = self._device
         arguments: Dict[str, Any] = {
             "device": "cuda" if kind == Device.CUDA and ordinal is None else
@@ -204,14 +206,14 @@ class Descriptor:
         return arguments
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """Copies and pickles are made anew of the arguments."""
+        """Copies and pickles make a new descriptor from the arguments."""
         if self._handles is None:
             raise ValueError(f"this {type(self).__name__} is closed")
         return _recreate, (type(self), self._arguments())
 
     def __repr__(self) -> str:
-        """The call that makes it, without the arguments that have their defaults; long arrays are cut."""
-        if not hasattr(self, "_handles"):  # it was refused; tracebacks with local variables show it
+        """The call that makes the descriptor, without arguments that have their defaults. Long arrays are cut."""
+        if not hasattr(self, "_handles"):  # the constructor raised; tracebacks can show the object
             return object.__repr__(self)
         arguments = self._arguments()
         parameters = inspect.signature(type(self)).parameters.values()
@@ -220,8 +222,8 @@ class Descriptor:
         return f"<closed {text}>" if self._handles is None else text
 
     def close(self) -> None:
-        """Frees the descriptor. Calls that are still running in other threads, and enqueued work, end undisturbed. torch's
-        operators, which make descriptors of their own, keep the latest 256."""
+        """Frees the descriptor. Calls that still run in other threads and enqueued work are not affected. The operators
+        of torch make descriptors of their own, and keep the 256 that were used last."""
         self._handles = None
         self._kept.clear()
 

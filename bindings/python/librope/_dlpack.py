@@ -1,6 +1,6 @@
-# _dlpack.py - reads tensors that speak DLPack
-"""The capsule is only looked into, never taken over: it is held for the length of the call and keeps its name, so that
-its own destructor calls the producer's deleter, exactly once, when it goes."""
+# _dlpack.py - reads tensors through DLPack
+"""A capsule is only read, not consumed. The call holds it and leaves its name as it is, so that the capsule's own
+destructor calls the producer's deleter exactly once."""
 from __future__ import annotations
 
 import ctypes
@@ -13,12 +13,12 @@ MAX_VERSION = (1, 0)
 FLAG_READ_ONLY = 1
 FLAG_IS_COPIED = 2
 
-# Kinds of memory. Pinned and managed memory is for both the CPU and CUDA.
+# Kinds of memory. Both the CPU and CUDA can use pinned and managed memory.
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
 # (code, bits): signed integers are 0, IEEE floats 2, bfloat 4, float8_e4m3fn 10, float8_e5m2 12, float8_e8m0fnu 14,
 # float4_e2m1fn 17
-_FLOAT4 = 17  # of which an element has two lanes
+_FLOAT4 = 17  # one element has two lanes
 _DTYPES = {
     (2, 32): _abi.ROPE_DTYPE_F32,
     (2, 16): _abi.ROPE_DTYPE_F16,
@@ -72,9 +72,9 @@ _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class Contents(NamedTuple):
-    capsule: Any  # keeps the rest alive
+    capsule: Any  # owns the memory that the other fields describe
     data: int
-    dtype: Optional[int]  # None: none of librope's
+    dtype: Optional[int]  # None: librope has no such dtype
     dtype_text: str
     shape: Tuple[int, ...]
     stride: Tuple[int, ...]
@@ -93,12 +93,12 @@ def compact_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
 
 
 def export(x: Any, is_on_cuda: bool, stream: int) -> Any:
-    """A capsule of x, on CUDA ordered before what `stream` does next."""
-    # 1 is the protocol's number of the legacy default stream.
+    """A capsule of x; on CUDA its work is ordered before the next work on `stream`."""
+    # The protocol's number of the legacy default stream is 1.
     keywords = {"stream": stream or 1} if is_on_cuda else {}
     try:
         return x.__dlpack__(max_version=MAX_VERSION, **keywords)
-    except TypeError:  # a producer from before version 1.0
+    except TypeError:  # the producer is older than version 1.0
         return x.__dlpack__(**keywords)
 
 

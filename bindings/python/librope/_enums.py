@@ -14,9 +14,9 @@ class Device(IntEnum):
 
 
 class Dtype(IntEnum):
-    """Also accepted: "f32", "float32" and the like, and the dtype objects of torch, NumPy, CuPy and JAX. F8_E4M3 is
-    float8_e4m3fn, F8_E5M2 float8_e5m2 and F8_E8M0 float8_e8m0fnu, of torch and of ml_dtypes. F4_E2M1X2 is torch's
-    float4_e2m1fn_x2, two channels in each element."""
+    """Arguments may also be "f32", "float32" and similar names, and the dtype objects of torch, NumPy, CuPy and JAX.
+    F8_E4M3, F8_E5M2 and F8_E8M0 are float8_e4m3fn, float8_e5m2 and float8_e8m0fnu of torch and ml_dtypes. F4_E2M1X2 is
+    torch's float4_e2m1fn_x2, which has two channels in each element."""
 
     F32 = _abi.ROPE_DTYPE_F32
     F16 = _abi.ROPE_DTYPE_F16
@@ -31,7 +31,8 @@ class Dtype(IntEnum):
 
 
 class Layout(IntEnum):
-    """The order of a tensor's axes: batch, sequence, heads, head dimension. THD: all tokens of all sequences."""
+    """The order of a tensor's axes: batch, sequence, heads, head dimension. THD has one axis for all tokens of all
+    sequences."""
 
     BSHD = _abi.ROPE_LAYOUT_BSHD
     SBHD = _abi.ROPE_LAYOUT_SBHD
@@ -40,21 +41,21 @@ class Layout(IntEnum):
 
 
 class Style(IntEnum):
-    """Which channels of the rotated window of R form pair i: HALF i and i + R/2, INTERLEAVED 2i and 2i + 1."""
+    """The channels that form pair i of a rotated window of R: i and i + R/2 (HALF), or 2i and 2i + 1 (INTERLEAVED)."""
 
     HALF = _abi.ROPE_STYLE_HALF
     INTERLEAVED = _abi.ROPE_STYLE_INTERLEAVED
 
 
 class TableRows(IntEnum):
-    """How rows of cos, sin and angles are found."""
+    """How a token finds its row of cos, sin or angles."""
 
     BY_POSITION = _abi.ROPE_TABLE_BY_POSITION
     BY_TOKEN = _abi.ROPE_TABLE_BY_TOKEN
 
 
 class NormType(IntEnum):
-    """What a norm makes of a head: x / sqrt(mean(x^2) + eps), or x minus its mean first."""
+    """The formula of a norm: x / sqrt(mean(x^2) + eps), for LAYER with x minus its mean instead of x."""
 
     RMS = _abi.ROPE_NORM_RMS
     LAYER = _abi.ROPE_NORM_LAYER
@@ -68,14 +69,14 @@ class NormOrder(IntEnum):
 
 
 class NormExtent(IntEnum):
-    """Which channels one norm is over: those of each head, or of all heads of the tensor in the call."""
+    """The channels of one norm: those of a head, or those of all heads of the tensor in the call."""
 
     HEAD = _abi.ROPE_NORM_EXTENT_HEAD
     TOKEN = _abi.ROPE_NORM_EXTENT_TOKEN
 
 
 class NormTensors(IntFlag):
-    """Which tensors are normed; V without weight and bias."""
+    """The tensors that are normed. V has no weight and no bias."""
 
     Q = _abi.ROPE_NORM_TENSOR_Q
     K = _abi.ROPE_NORM_TENSOR_K
@@ -83,28 +84,30 @@ class NormTensors(IntFlag):
 
 
 class NormRounding(IntFlag):
-    """What the norm rounds to the descriptor's dtype: x * r before the weight, and the results of weight and bias."""
+    """The values that the norm rounds to the descriptor's dtype: x * r before the weight, and the results of weight and
+    bias."""
 
     BEFORE_WEIGHT = _abi.ROPE_NORM_ROUND_BEFORE_WEIGHT
     AFTER_WEIGHT = _abi.ROPE_NORM_ROUND_AFTER_WEIGHT
 
 
 class QuantRounding(IntFlag):
-    """What is rounded to the descriptor's dtype before it is scaled and quantised: the values, as where separate
-    kernels write 16 bits and quantise those."""
+    """The values that are rounded to the descriptor's dtype before they are scaled and quantised. The codes are then
+    those of separate kernels that write 16 bits first and quantise these."""
 
     FIRST = _abi.ROPE_QUANT_ROUND_FIRST
 
 
 class RotationRounding(IntEnum):
-    """What is rounded to the descriptor's dtype inside the rotation: cos, sin, products and sums, EACH of them, as
-    Hugging Face's eager code, vLLM and apex do."""
+    """The values that are rounded to the descriptor's dtype inside the rotation. EACH rounds cos, sin, products and
+    sums, as Hugging Face's eager code, vLLM and apex do."""
 
     EACH = _abi.ROPE_ROTATION_ROUND_EACH
 
 
 class Activation(IntEnum):
-    """What gates. REGLU: max(g, 0); GEGLU_ERF and GEGLU_TANH: GELU, exact and by torch's approximate="tanh"."""
+    """The function of the gate g. REGLU is max(g, 0). GEGLU_ERF is the exact GELU, GEGLU_TANH that of torch's
+    approximate="tanh"."""
 
     SWIGLU = _abi.SWIGLU_ACTIVATION_SWIGLU
     GEGLU_ERF = _abi.SWIGLU_ACTIVATION_GEGLU_ERF
@@ -113,22 +116,22 @@ class Activation(IntEnum):
 
 
 class LimitRule(IntEnum):
-    """What limit bounds from above: gate before the activation, or the activation."""
+    """The value that limit bounds from above: the gate before the activation, or the activation."""
 
     GATE = _abi.SWIGLU_LIMIT_GATE
     ACTIVATION = _abi.SWIGLU_LIMIT_ACTIVATION
 
 
 class ScaleLayout(IntEnum):
-    """Where SwiGLU's written scales lie: by their strides, or in tiles of 128 rows and 4 groups, as cuBLAS reads them;
-    also accepted: "strided" and "128x4"."""
+    """The places of SwiGLU's written scales: by their strides, or in tiles of 128 rows and 4 groups, as cuBLAS reads
+    them. Arguments may also be "strided" and "128x4"."""
 
     STRIDED = _abi.SWIGLU_SCALE_LAYOUT_STRIDED
     TILES_128X4 = _abi.SWIGLU_SCALE_LAYOUT_128X4
 
 
 class Scaling(IntEnum):
-    """Recipes of context scaling; the header has their formulas."""
+    """Recipes of context scaling. The header has their formulas."""
 
     NONE = _abi.ROPE_SCALING_NONE
     LINEAR = _abi.ROPE_SCALING_LINEAR
@@ -146,7 +149,7 @@ class Scaling(IntEnum):
 
 
 class Sections(IntEnum):
-    """Section lists of multi-axis models; the header says which pair follows which axis."""
+    """Section lists of multi-axis models. The header states which axis each pair follows."""
 
     CHUNKED = _abi.ROPE_SECTIONS_CHUNKED
     INTERLEAVED = _abi.ROPE_SECTIONS_INTERLEAVED
@@ -191,8 +194,8 @@ DTYPES = {
 
 
 def number_of(names: Dict[str, int], field: str, value: Union[str, int]) -> int:
-    """The number of an enumerator given as such, as a number (which the library checks), or as its name in any case,
-    with "_" or "-"."""
+    """The number of an enumerator. `value` is the enumerator, a number (which the library checks), or its name in any
+    case, with "_" or "-"."""
     if isinstance(value, str):
         try:
             return names[value.lower().replace("-", "_")]
@@ -228,10 +231,11 @@ def dtype_number(value: Any) -> int:
 
 
 def parse_device(value: Any) -> Tuple[Optional[int], Optional[int]]:
-    """(kind, ordinal) of None, a Device, "cpu", "cuda", "cuda:1" or a torch.device; what is not said is None."""
+    """Returns (kind, ordinal) of None, a Device, "cpu", "cuda", "cuda:1" or a torch.device. An unspecified part is
+    None."""
     if value is None:
         return None, None
-    if isinstance(value, Device):  # and no other number: 1 is an ordinal to some
+    if isinstance(value, Device):  # other numbers are refused: some programs mean an ordinal by 1
         return int(value), 0 if value == Device.CPU else None
     kind, colon, ordinal = str(value).partition(":")
     if kind.lower() == "cpu" and not colon:

@@ -13,14 +13,14 @@ from ._types import AnyScaling, AnySections
 
 
 class ScaledFrequencies(NamedTuple):
-    """RopeDesc's arguments of the same names."""
+    """The result has the names of RopeDesc's arguments."""
 
     inv_freq: List[float]  # rotary_dim/2, in radians per position
     attention_scale: float
 
 
 class SectionAxes(NamedTuple):
-    """RopeDesc's arguments of the same names."""
+    """The result has the names of RopeDesc's arguments."""
 
     pair_axis: List[int]  # rotary_dim/2
     inv_freq: List[float]  # rotary_dim/2, in radians per position
@@ -49,11 +49,11 @@ def scaled_frequencies(
     pair_factors: Optional[Sequence[float]] = None,
     truncate: bool = True,
 ) -> ScaledFrequencies:
-    """The frequencies and the factor of cos and sin of a published recipe of context scaling.
+    """The frequencies and the factor of cos and sin for a published recipe of context scaling.
 
-    type names the recipe, such as "llama3" or "yarn"; rope_scaling_type_t in <rope/rope.h> has the formulas, and says
-    which of the other arguments each uses. One that it does not use is refused. truncate=False is
-    ROPE_SCALING_FLAG_NO_TRUNCATE; short_factor, long_factor and pair_factors have rotary_dim/2 entries.
+    type names the recipe, such as "llama3" or "yarn". rope_scaling_type_t in <rope/rope.h> has the formulas and lists
+    the other arguments that each recipe uses; arguments that it does not use are refused. truncate=False is
+    ROPE_SCALING_FLAG_NO_TRUNCATE. short_factor, long_factor and pair_factors have rotary_dim/2 entries.
     """
     rotary_dim = integer_for(ctypes.c_int32, "rope_scaled_frequencies", "rotary_dim", rotary_dim)
     scaling = fill(
@@ -94,13 +94,13 @@ def scaled_frequencies(
 
 
 def _room_for(rotary_dim: int) -> int:
-    """Pairs of a buffer; the library refuses a rotary_dim beyond 1024 before it writes."""
+    """The number of pairs in a buffer. The library refuses a rotary_dim above 1024 before it writes."""
     return max(min(rotary_dim, 1024) // 2, 1)
 
 
 def section_axes(
         rotary_dim: int, theta: float, *, type: AnySections, section: Sequence[int]) -> SectionAxes:
-    """Which position axis turns which pair, from the section list that a multi-axis model publishes.
+    """The position axis that turns each pair, from the section list that a multi-axis model publishes.
 
     type: such as "chunked" (Qwen2-VL) or "interleaved" (Qwen3-VL); see rope_sections_type_t in <rope/rope.h>
     section: 1 to 8 numbers of pairs
@@ -123,7 +123,7 @@ def section_axes(
 
 
 def device_count(device: Union[Device, str] = "cuda") -> int:
-    """How many devices of this kind, "cpu" or "cuda", this process can use. why_no_device() says why there is none."""
+    """The number of devices of this kind, "cpu" or "cuda", that this process can use. why_no_device() explains a 0."""
     if isinstance(device, str):
         number = {"cpu": Device.CPU, "cuda": Device.CUDA}.get(device.lower())
         if number is None:
@@ -136,7 +136,7 @@ def device_count(device: Union[Device, str] = "cuda") -> int:
 
 
 def why_no_device(device: Union[Device, str] = "cuda") -> Optional[str]:
-    """The library's words for a device_count of 0; None where there is a device."""
+    """The library's reason for a device_count of 0, or None if there is a device."""
     if device_count(device) > 0:
         return None
     return str(lib.rope_last_error(), "utf-8", "replace")

@@ -1,4 +1,4 @@
-# _group_reader.py - groups of operands as structs of args, and as parts of calls whose args are kept
+# _group_reader.py - groups of operands as structs of args, and as parts of calls with kept args
 from __future__ import annotations
 
 import ctypes
@@ -20,7 +20,7 @@ _FLAGS = {
 
 
 def _count_tensors(group: Any) -> int:
-    """They are the first fields, None by default."""
+    """Tensors are the first fields of a group, with None as the default."""
     return [*group._field_defaults.values()].count(None)
 
 
@@ -29,7 +29,7 @@ def tensors_of(group: Any) -> Any:
 
 
 def fields_of(name: str, cls: Any) -> List[Tuple[str, bool]]:
-    """The tensors of a group in the words of a kept call, and which of them are written."""
+    """The names of a group's tensors in a kept call, and whether each of them is written."""
     return [(f"{name}.{field}", field in WRITTEN_IN_GROUPS) for field in cls._fields[:_count_tensors(cls)]]
 
 
@@ -43,7 +43,7 @@ def _check_group(function: str, name: str, group: object, cls: type) -> None:
 def read_group(
         args: Any, reader: Reader, name: str, group: Any, cls: Any, is_dry: bool = False,
         library: str = "rope") -> None:
-    """Fills a new struct of the library's, rope_{name}_args_t or swiglu_{name}_args_t, and points args to it."""
+    """Fills a new struct of the library, rope_{name}_args_t or swiglu_{name}_args_t, and sets args to point to it."""
     _check_group(reader.function, name, group, cls)
     struct_type = getattr(_abi, f"{library}_{name}_args_t")
     struct = struct_type(struct_size=ctypes.sizeof(struct_type))

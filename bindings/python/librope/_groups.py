@@ -1,4 +1,4 @@
-# _groups.py - the operand groups of calls: rope_norm_args_t, swiglu_quant_args_t and their like
+# _groups.py - the operand groups of calls: rope_norm_args_t, swiglu_quant_args_t and the others
 from __future__ import annotations
 
 from typing import NamedTuple, Optional
@@ -8,11 +8,11 @@ from ._types import AnyScaleLayout, Tensor
 
 
 class Norm(NamedTuple):
-    """Operands of a descriptor's norm. A model without weights gives Norm().
+    """Operands of a descriptor's norm. For a model without weights, pass Norm().
 
     q_weight, k_weight: F32 or the descriptor's dtype, [D], or [H, D] with a weight for each head; None: 1, and
                         norm_weight_offset is not added
-    q_bias, k_bias:     the same, "layer" only; None: 0
+    q_bias, k_bias:     like the weights, "layer" only; None: 0
     """
 
     q_weight: Optional[Tensor] = None
@@ -22,13 +22,13 @@ class Norm(NamedTuple):
 
 
 class NormGradient(NamedTuple):
-    """Operands of RopeDesc.backward of a descriptor with a norm.
+    """Operands of RopeDesc.backward for a descriptor with a norm.
 
-    q_in, k_in, v_in:   what forward read, of tensors that are normed; they share no memory with outputs
+    q_in, k_in, v_in:   the inputs of forward, for tensors that are normed; they share no memory with outputs
     q_weight, k_weight: as in Norm
-    grad_q_weight, grad_k_weight: F32, with "f64" F64, [N, D] or [N, H, D]: to row n the sums over the n-th of N runs of
-                        tokens are added; zero them first, and add the rows up afterwards. None: not wanted
-    grad_q_bias, grad_k_bias: the same of biases, "layer" only
+    grad_q_weight, grad_k_weight: F32, with "f64" F64, [N, D] or [N, H, D]: the call adds to row n the sums over the
+                        n-th of N runs of tokens; zero the rows first, and add them up afterwards. None: not computed
+    grad_q_bias, grad_k_bias: like grad_q_weight, for biases; "layer" only
     """
 
     q_in: Optional[Tensor] = None
@@ -43,7 +43,7 @@ class NormGradient(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """Paged caches that k and v are written to, and where each token goes: `slots`, or `page_table`, one of them.
+    """Paged caches that k and v are written to, and each token's place in them: `slots` or `page_table`, not both.
 
     k_cache, v_cache: [P, E, H, D]: pages, entries of a page, heads, channels, with any strides, in the descriptor's
                       dtype, F8_E4M3 or F8_E5M2, or F16 or BF16 of F32 data
@@ -57,10 +57,10 @@ class Cache(NamedTuple):
                       channels of a cache of 8 bits, which a call writes as Quant says; they need no Quant
     k_pass_cache:     [P, E, H, D - R], in a type of its own: the channels outside the window, from k or from Input's
                       k_pass, beside a k_cache of R, the window alone (a latent cache)
-    skip_slot_0:      slot 0 is not written
+    skip_slot_0:      True: slot 0 is not written
 
-    A negative slot, page, sequence or position means: not cached. Any other out of range is not cached either and
-    counted in `fault`.
+    A token with a negative slot, page, sequence or position is not cached. A token with another one out of range is not
+    cached either, and counted in `fault`.
     """
 
     k_cache: Optional[Tensor] = None
@@ -78,17 +78,17 @@ class Cache(NamedTuple):
 
 
 class Quant(NamedTuple):
-    """Scales of outputs and caches of 8 bits: rope_quant_args_t in <rope/rope.h>, with its flags as bools. A code is
-    x / scale, by the rounded reciprocal, to nearest even and saturating; NaN stays NaN.
+    """Scales of outputs and caches of 8 bits: rope_quant_args_t in <rope/rope.h>, with its flags as bools. A code is x
+    / scale, computed with the rounded reciprocal, to nearest even and saturating; NaN stays NaN.
 
-    q_scale, k_scale, v_scale, k_pass_scale: F32 [1], or [H] with a scale for each head, above 0; None: 1. The last is
-                      that of Cache's k_pass_cache
+    q_scale, k_scale, v_scale, k_pass_scale: F32 [1], or [H] with a scale for each head, above 0; None: 1. k_pass_scale
+                      belongs to Cache's k_pass_cache
     q_scales_out, k_scales_out, v_scales_out: F32 or F8_E8M0, written instead: the axes of the output of 8 bits, with G
-                      in the place of channels, or "thd" [T, H, G/4, 4]. Each of G groups of neighbouring channels has
-                      the scale (largest magnitude) / (largest number of the type). Those of caches are in Cache
-    amax_out:         F32 [3], of q, k and v: a call raises them to the largest magnitude of what it scales
-    scale_floor:      of written scales: the least that a largest magnitude is taken for; 0: 1e-10 for F32, else none
-    scale_multiplies: a code is x * scale (flashinfer, TensorRT-LLM, TransformerEngine); not of written scales
+                      instead of its channels, or "thd" [T, H, G/4, 4]. The scale of each of G groups of neighbouring
+                      channels is (largest magnitude) / (largest number of the type). Scales of caches are in Cache
+    amax_out:         F32 [3], of q, k and v: a call raises them to the largest magnitude that it scales
+    scale_floor:      for written scales: lower bound of a group's largest magnitude; 0: 1e-10 for F32, else none
+    scale_multiplies: a code is x * scale (flashinfer, TensorRT-LLM, TransformerEngine); not for written scales
     power_of_two:     written F32 scales are rounded up to powers of two, as those of F8_E8M0 always are
     """
 
@@ -106,16 +106,16 @@ class Quant(NamedTuple):
 
 
 class SwigluQuant(NamedTuple):
-    """Scales of SwiGLU's output of 8 or 4 bits: swiglu_quant_args_t in <rope/rope.h>. Codes are made as Quant says.
+    """Scales of SwiGLU's output of 8 or 4 bits: swiglu_quant_args_t in <rope/rope.h>. Codes are computed as in Quant.
 
-    scale:            F32 [1], or [E] with experts, above 0; None: 1. Beside scales_out of F8_E4M3 (NVFP4) it is their
-                      global factor
-    scales_out:       F32 or F8_E8M0, with an out of 4 bits also F8_E4M3, written instead: the first axes of gate, at
-                      least one, with expert_rows two, and not all, then G: each of G groups of neighbouring channels
-                      of gate's other axes has the scale (largest magnitude) / (largest number of the type). Gate
-                      [N, d] has [N, 1] by row and [N, d/128] by 128. G may be split, [.., G/4, 4]. Any strides:
-                      column-major scales are a transposed view
-    amax_out:         F32 [1]: a call raises it to the largest magnitude of what becomes 8 or 4 bits
+    scale:            F32 [1], or [E] with experts, above 0; None: 1. Together with scales_out of F8_E4M3 (NVFP4)
+                      it is their global factor
+    scales_out:       F32 or F8_E8M0, with an out of 4 bits also F8_E4M3, written instead. Its axes are the first axes
+                      of gate (at least one, with expert_rows two, and not all), then G. The scale of each of G groups
+                      of neighbouring channels of gate's other axes is (largest magnitude) / (largest number of the
+                      type): for gate [N, d], [N, 1] has a scale for each row, and [N, d/128] one for 128 channels. G
+                      may be split, [.., G/4, 4]. Any strides: column-major scales are a transposed view
+    amax_out:         F32 [1]: a call raises it to the largest magnitude that it converts
     scale_floor, scale_multiplies, power_of_two: as in Quant
     scale_layout:     "strided", or "128x4": scales_out [.., 128 ceil(M/128), 4 ceil(G/4)] of gate [.., M, d] has tiles
                       of 128 rows and 4 groups, with 0 as the padding
@@ -133,11 +133,11 @@ class SwigluQuant(NamedTuple):
 class Input(NamedTuple):
     """Further inputs: rope_input_args_t in <rope/rope.h>.
 
-    q_row_factor, k_row_factor, v_row_factor: F32 or the descriptor's dtype, a factor of each token, [S] or [B, S],
-                      "thd" [T], or of each token and head, [B, S, H], "thd" [T, H]; all channels are multiplied
+    q_row_factor, k_row_factor, v_row_factor: F32 or the descriptor's dtype: a factor for each token, [S] or [B, S],
+                      "thd" [T], or for each token and head, [B, S, H], "thd" [T, H]. It multiplies all channels
     q_pass, k_pass:   the descriptor's dtype, the axes of q with D - R channels: those before the window, then those
-                      behind it. q is then the window alone, R, and its output has D. Heads may broadcast. So for k,
-                      which may be cached only. forward only
+                      behind it. q then holds the window alone, R channels, and its output D. Heads may broadcast. k
+                      and k_pass work alike, and k may be cached only. forward only
     """
 
     q_pass: Optional[Tensor] = None

@@ -1,5 +1,6 @@
 # _hf_config.py - RopeDesc's arguments from the configuration of a Hugging Face model
-"""Needs neither transformers nor torch: a configuration is an object of transformers or the dict of a config.json."""
+"""This file imports neither transformers nor torch. A configuration is an object of transformers or the dict of a
+config.json."""
 from __future__ import annotations
 
 import struct
@@ -8,8 +9,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 from ._enums import Style
 from ._frequencies import scaled_frequencies
 
-# How the attention of each model type reads and writes pairs. The types here are those that test_hf_configs.py has
-# compared with their models: for another one a guess could go unnoticed.
+# How the attention of each model type reads and writes pairs. The table has the types that test_hf_configs.py has
+# compared with their models; a wrong guess for another type could go unnoticed.
 _HALF = (Style.HALF, Style.HALF)
 _INTERLEAVED = (Style.INTERLEAVED, Style.INTERLEAVED)
 _INTERLEAVED_TO_HALF = (Style.INTERLEAVED, Style.HALF)
@@ -31,13 +32,15 @@ _STYLES = {
 _STYLES_BY_FLAG = {True: _INTERLEAVED_TO_HALF, False: _HALF}  # rope_interleave
 _FLAGGED = frozenset("axk1 deepseek_v3 glm4_moe_lite mistral4 youtu".split())
 
-# Those whose attention leaves a part of each head as it is, by partial_rotary_factor. The others rotate all of it.
+# Model types whose attention leaves a part of each head unrotated, by partial_rotary_factor. The others rotate all of
+# it.
 _PARTIAL = frozenset(
     """bamba deepseek_v4 glm glm4 glm4_moe glm4_moe_lite gpt_neox laguna mellum minimax_m2 nemotron persimmon
     phi phi3 phi4_multimodal qwen3_next solar_open stablelm""".split())
 
-# A config.json leaves out what its class has as a default: known here are the types that keep the base of their
-# frequencies there, and of these the ones whose head_dim need not be hidden_size / num_attention_heads.
+# A config.json omits values that equal the defaults of its class. The first table has the model types with a known
+# default base of the frequencies, the second those of them with a head_dim that may differ from hidden_size /
+# num_attention_heads.
 _DEFAULT_THETA = {
     **dict.fromkeys(
         "deepseek_v3 gemma gemma2 gpt_neox llama mistral phi3 qwen2 qwen2_moe qwen3 qwen3_moe".split(), 1e4),
@@ -75,14 +78,15 @@ class _Config:
         return value
 
     def of_layers(self, layer_type: Optional[str]) -> "_Config":
-        """Of the layers of this type, where transformers has one configuration for each."""
+        """The configuration of the layers of this type; transformers may have one for each type."""
         if self.is_dict or layer_type is None or not self.get("is_heterogeneous"):
             return self
         return _Config(self._config.per_layer_config[layer_type])
 
 
 def _rope_parameters(config: _Config, layer_type: Optional[str]) -> Dict[str, Any]:
-    """transformers 5 has rope_parameters, of each layer type where they differ; 4 has rope_scaling beside the rest."""
+    """transformers 5 has rope_parameters, one for each layer type if they differ; transformers 4 has rope_scaling and
+    other keys."""
     parameters: Any = config.get("rope_parameters") or config.get("rope_scaling") or {}
     nested = [name for name, value in parameters.items() if isinstance(value, Mapping)]
     layer_types = config.get("_rope_type_labels") or config.get("layer_types")
@@ -115,21 +119,22 @@ def from_hf_config(
     sequence_length: int = 0,
     style: Union[Style, str, None] = None,
 ) -> Dict[str, Any]:
-    """RopeDesc's arguments for a Llama, Qwen, Mistral, Gemma, Phi, GLM, DeepSeek or another model of one position axis:
+    """RopeDesc's arguments for a Llama, Qwen, Mistral, Gemma, Phi, GLM, DeepSeek or another model with one position
+    axis:
 
         desc = librope.RopeDesc(**librope.from_hf_config(model.config), layout="bhsd", dtype=model.dtype)
 
-    config:          a transformers configuration, that of the text where there are several, or the dict of a
-                     config.json of Llama, Qwen2, Qwen3, Mistral, Mixtral, Gemma 1 to 3, Phi-3, GPT-NeoX or DeepSeek-V3
-    exact:           False: frequencies are rounded to fp32, in which the models were trained. True: they are as
-                     published formulas have them
-    layer_type:      where layers differ: "full_attention" or "sliding_attention" (Gemma 3 and 4, Olmo 3), "main" or
-                     "compress" (DeepSeek-V4)
-    sequence_length: for "dynamic" and "longrope", positions that will be used; 0: as many as the model was trained on
-    style:           for a checkpoint whose channels lie otherwise than the model type has them
+    config:          a transformers configuration, that of the text if there are several, or the dict of a config.json
+                     of Llama, Qwen2, Qwen3, Mistral, Mixtral, Gemma 1 to 3, Phi-3, GPT-NeoX or DeepSeek-V3
+    exact:           False: frequencies are rounded to fp32, in which the models were trained. True: they are not
+                     rounded, as in the published formulas
+    layer_type:      for models whose layers differ: "full_attention" or "sliding_attention" (Gemma 3 and 4, Olmo 3),
+                     "main" or "compress" (DeepSeek-V4)
+    sequence_length: for "dynamic" and "longrope", the number of positions that will be used; 0: as many as in training
+    style:           for a checkpoint with another order of channels than its model type
 
-    DeepSeek, Mistral 4 and what else has qk_rope_head_dim: of the rotated tail of q and k alone, head_dim is
-    qk_rope_head_dim. ValueError: the rope is not known to be that of the model, such as one of images.
+    DeepSeek, Mistral 4 and other models with qk_rope_head_dim rotate only the tail of q and k: for these, head_dim is
+    qk_rope_head_dim. Raises ValueError for a model whose rope has not been compared, such as a model of images.
     """
     config = _text_config(config)
     model_type = config.get("model_type")
@@ -179,7 +184,7 @@ def from_hf_config(
 
 
 def _widths(config: _Config, recipe: str, part: float) -> Tuple[int, int]:
-    """head_dim and rotary_dim."""
+    """Returns head_dim and rotary_dim."""
     model_type = config.get("model_type")
     is_partial = model_type in _PARTIAL
     if model_type in _FLAGGED or config.get("qk_rope_head_dim") is not None:
@@ -205,7 +210,8 @@ def _widths(config: _Config, recipe: str, part: float) -> Tuple[int, int]:
 
 def _scaling(
         recipe: str, config: _Config, parameters: Dict[str, Any], part: float, sequence_length: int) -> Dict[str, Any]:
-    """scaled_frequencies' arguments. Absent keys have transformers' meaning, which is the library's 0 almost always."""
+    """scaled_frequencies' arguments. An absent key has transformers' default, which is almost always the library's
+    0."""
     given = {name: value for name, value in parameters.items() if value is not None}
 
     def pick(*names: str) -> Dict[str, Any]:
@@ -234,7 +240,7 @@ def _scaling(
                    "truncate": given.get("truncate", True)}
         if "attention_factor" in given:
             scaling.update(pick("attention_factor"))
-        elif given.get("mscale") and given.get("mscale_all_dim"):  # one without the other is ignored
+        elif given.get("mscale") and given.get("mscale_all_dim"):  # transformers ignores one without the other
             scaling.update(pick("mscale", "mscale_all_dim"))
         return scaling
     if recipe in ("longrope", "su"):

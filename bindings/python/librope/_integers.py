@@ -1,4 +1,4 @@
-# _integers.py - integers for the library's fields and parameters, which ctypes would take modulo 2^32 or 2^64
+# _integers.py - checks integers for the library's fields and parameters, which ctypes would reduce modulo 2^32 or 2^64
 from __future__ import annotations
 
 import operator
@@ -13,7 +13,8 @@ _RANGES: Dict[Any, Tuple[int, int]] = {
 
 
 def integer(field: str, value: Any) -> int:
-    """An integer of Python, of NumPy or an enumerator. A bool is none, NumPy's bool_ included."""
+    """Returns an integer of Python or NumPy, or an enumerator. A bool, NumPy's bool_ included, is not an integer
+    here."""
     if type(value).__name__ not in ("bool", "bool_"):
         try:
             return operator.index(value)
@@ -35,7 +36,7 @@ _types_of: Dict[Any, Dict[str, Any]] = {}
 
 
 def fill(struct: Any, function: str, **values: Any) -> Any:
-    """Sets the fields of a struct that is for `function`, and returns it."""
+    """Sets the fields of a struct for `function`, and returns it."""
     types = _types_of.get(type(struct))
     if types is None:
         types = _types_of[type(struct)] = dict(struct._fields_)

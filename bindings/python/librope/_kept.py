@@ -1,10 +1,11 @@
-# _kept.py - args structs of earlier calls, for calls that differ from them in addresses alone
-"""Filling an args struct costs several times what the library's call does. A descriptor keeps some: by what the call
-was given besides addresses, so that a call of the same kind writes those alone. A struct belongs to one call at a time,
-because ctypes releases the GIL: it is taken out for the call and put back after it. Nothing keeps a tensor alive.
+# _kept.py - args structs of earlier calls, reused by calls that differ from them in addresses alone
+"""Filling an args struct takes several times as long as the library's call. A descriptor keeps some structs, by
+everything but the addresses that a call was given: a later call of the same kind writes the addresses alone. Because
+ctypes releases the GIL, a struct belongs to one call at a time: the call takes it out and puts it back. Kept structs do
+not keep tensors alive.
 
-Only tensors of torch and NumPy themselves, not of classes made of theirs, and only those that nothing can be said
-against: whatever might be refused takes the long way, which says why."""
+This path serves tensors of torch and NumPy themselves, not of subclasses, and only calls that need no check. Every call
+that might be refused takes the long way, which raises the error."""
 from __future__ import annotations
 
 import ctypes
@@ -13,14 +14,14 @@ from typing import Any, Callable, Dict, Hashable, List, Optional, Sequence, Tupl
 
 from ._tensors import framework_of
 
-MAX_KEPT = 64  # of a descriptor
+MAX_KEPT = 64  # structs of a descriptor
 
 Quick = Callable[[Any], Tuple[int, Hashable]]  # an address, and all else that args have of a tensor
-Kind = Tuple[Hashable, ...]  # of a call: all that it is given but addresses
+Kind = Tuple[Hashable, ...]  # all that a call is given, except addresses
 
 
 class Unkept(Exception):
-    """A call that takes the long way."""
+    """The call must take the long way."""
 
 
 def _quick_torch() -> Quick:
@@ -34,14 +35,15 @@ def _quick_torch() -> Quick:
             raise Unkept
         try:
             return x.data_ptr(), (x.shape, x.stride(), x.dtype, x.device)
-        except RuntimeError:  # it is traced
+        except RuntimeError:  # the tensor is being traced
             raise Unkept from None
 
     return quick
 
 
 class _ArrayInterface(ctypes.Structure):
-    """PyArrayInterface, behind __array_struct__: half the time of __array_interface__, a dict made for each look."""
+    """PyArrayInterface, behind __array_struct__. It takes half the time of __array_interface__, which makes a dict each
+    time."""
 
     _fields_ = [("two", ctypes.c_int), ("nd", ctypes.c_int), ("typekind", ctypes.c_char), ("itemsize", ctypes.c_int),
                 ("flags", ctypes.c_int), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
@@ -54,7 +56,7 @@ _contents_of = ctypes.PYFUNCTYPE(ctypes.POINTER(_ArrayInterface), ctypes.py_obje
 
 
 def _quick_numpy(x: Any) -> Tuple[int, Hashable]:
-    capsule = x.__array_struct__  # which owns the struct
+    capsule = x.__array_struct__  # the capsule owns the struct
     array = _contents_of(capsule, None)[0]
     return array.data, (x.shape, x.strides, x.dtype, array.flags & _WRITEABLE)
 
@@ -69,7 +71,8 @@ _quick: Dict[type, Quick] = {}  # by type
 def _find_quick(cls: type) -> Quick:
     if cls is getattr(sys.modules.get("numpy"), "ndarray", None):
         return _quick_numpy
-    # A class of torch's own has been imported whole; others may be seen while another thread imports torch.
+    # A class of torch itself shows that torch is completely imported. Other classes may be seen while another thread
+    # still imports it.
     if cls.__module__.partition(".")[0] == "torch":
         torch = sys.modules["torch"]
         if cls in (torch.Tensor, torch.nn.Parameter):
@@ -78,19 +81,20 @@ def _find_quick(cls: type) -> Quick:
 
 
 class Call:
-    """What a call is given. `names` are the fields of its tensors, those of a group behind the group's name and a dot,
-    `addresses` theirs, `results` what the call returns. Unkept: it takes the long way."""
+    """The operands of a call. `names` are the fields of its tensors, for a group prefixed with its name and a dot,
+    `addresses` their addresses, `results` what the call returns. Raises Unkept if the call must take the long way."""
 
     __slots__ = ("addresses", "first", "key", "names", "new", "results", "written")
 
     def __init__(self, *what: Hashable) -> None:
-        self.first: Any = None  # the tensor whose framework says the stream
+        self.first: Any = None  # the stream is that of its framework
         self.key: List[Hashable] = list(what)
         self.names: List[str] = []
         self.addresses: List[int] = []
         self.written: List[Any] = []
         self.results: List[Any] = []
-        # Which of names and of results is to be made, like which, and with how many channels, 0: as many
+        # The entries of names and results that the call must make: their indices, the tensor to imitate, and the number
+        # of channels (0: as many as it has).
         self.new: List[Tuple[int, int, Any, int]] = []
 
     def add(self, name: str, x: object) -> None:
@@ -111,13 +115,13 @@ class Call:
                 self.add(name, x)
 
     def add_fields(self, fields: Sequence[Tuple[str, bool]], group: Any) -> None:
-        """The tensors of a group, by their names and whether they are written."""
+        """Adds the tensors of a group; each field has its name and whether it is written."""
         for (name, is_written), x in zip(fields, group):
             if x is not None:
                 (self.add_written if is_written else self.add)(name, x)
 
     def add_again(self, name: str) -> None:
-        """The tensor before, as another operand too. Not the key of a new one, which has strides of its own."""
+        """Makes the last tensor another operand too. A new output has another key: its strides may differ."""
         self.key.append((name,))
         self.names.append(name)
         self.addresses.append(self.addresses[-1])
@@ -127,7 +131,7 @@ class Call:
         self.written.append(x)
 
     def add_output(self, name: str, output: Any, like: Any, channels: int = 0) -> None:
-        """None: the call makes one. False: there is none."""
+        """None: the call makes the output. False: there is no output."""
         if output is None:
             self.new.append((len(self.names), len(self.results), like, channels))
             self.key.append(name)
@@ -145,7 +149,7 @@ class Call:
 
 
 class Kept:
-    """Args that were right for a call."""
+    """Args of a call that succeeded."""
 
     __slots__ = ("args", "device", "reference", "slots")
 
@@ -161,7 +165,7 @@ class Kept:
 
 
 class KeptCalls:
-    """At most MAX_KEPT, the one that was used longest ago goes first."""
+    """At most MAX_KEPT structs; the least recently used one is dropped first."""
 
     def __init__(self) -> None:
         self._kept: Dict[Kind, Kept] = {}
@@ -170,7 +174,7 @@ class KeptCalls:
         return self._kept.pop(kind, None)
 
     def put(self, kind: Kind, kept: Kept) -> None:
-        """Other threads may put theirs at the same time; where that goes wrong one is kept too few."""
+        """Other threads may put theirs at the same time. A lost race only means that one struct fewer is kept."""
         self._kept[kind] = kept
         while len(self._kept) > MAX_KEPT:
             try:

@@ -33,19 +33,19 @@ class InvalidArgument(Error, ValueError):
 
 
 class NotSupported(Error, NotImplementedError):
-    """Well formed, but not served by this version, build or device."""
+    """The request is well formed, but this version, build or device does not serve it."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """No host memory."""
+    """The host is out of memory."""
 
 
 class NoDevice(Error):
-    """No such device here: no driver, none visible, or none that the library has code for."""
+    """There is no such device: no driver, no visible device, or none that the library has code for."""
 
 
 class CudaError(Error):
-    """The CUDA runtime refused; the message carries its words."""
+    """The CUDA runtime refused; the message contains its text."""
 
 
 class InternalError(Error):
@@ -63,7 +63,7 @@ _ERRORS = {
 
 
 def candidates() -> List[Tuple[str, str]]:
-    """(file, why) in the order in which they are tried. A path that the environment names is the only one."""
+    """(file, why) in the order in which the files are tried. A path from the environment is the only candidate."""
     file = os.environ.get("ROPE_LIBRARY")
     if file:
         return [(file, "ROPE_LIBRARY")]
@@ -102,7 +102,7 @@ lib, path = _load()
 
 
 def loaded_path() -> str:
-    """The file that was loaded, as the system's loader knows it."""
+    """The path of the loaded file, from the system's loader."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
             address = ctypes.cast(lib.rope_version, ctypes.c_void_p).value or 0
@@ -117,23 +117,23 @@ def loaded_path() -> str:
 
 
 def package_version() -> int:
-    """As ROPE_VERSION."""
+    """The package's version, in the form of ROPE_VERSION."""
     return _abi.ROPE_VERSION_MAJOR * 10000 + _abi.ROPE_VERSION_MINOR * 100 + _abi.ROPE_VERSION_PATCH
 
 
 def beside_library(name: str) -> str:
-    """Where a file of the package's own is, if it is."""
+    """The path of a file of the package, if it exists."""
     return str(Path(loaded_path()).with_name(name))
 
 
 def torch_operators_path() -> str:
-    """Where the kernels of librope.torch are, if they are."""
+    """The path of the kernels of librope.torch, if it exists."""
     return beside_library("librope_torch.so")
 
 
 def function_table(*names: str) -> Any:
-    """A struct of the library's functions, for native code. Never freed: other threads may call through it while the
-    interpreter ends."""
+    """A struct of the library's functions for native code. It is never freed: other threads may call through it while
+    the interpreter ends."""
     table = type("FunctionTable", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_void_p) for name in names]})
     functions = table(*[ctypes.cast(getattr(lib, name), ctypes.c_void_p).value for name in names])
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(functions))
@@ -141,7 +141,8 @@ def function_table(*names: str) -> Any:
 
 
 def check(status: int) -> None:
-    """Raises what a failing status says. The text is the calling thread's, so this runs right after the call."""
+    """Raises the exception of a failing status. Its text is stored for the calling thread, so this must run right after
+    the call."""
     if status != _abi.ROPE_STATUS_SUCCESS:
         message = lib.rope_last_error().decode("utf-8", "replace")
         raise _ERRORS.get(status, Error)(status, message)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ARGS_SIZE = ctypes.sizeof(_abi.rope_args_t)
-SEQUENCES: Tuple[Any, ...] = (tuple, list)  # of several outputs
+SEQUENCES: Tuple[Any, ...] = (tuple, list)  # for several outputs
 
 
 def as_list(values: Any) -> List[Any]:
-    """The numbers of a sequence or of a tensor in host memory."""
+    """The numbers of a sequence, or of a tensor in host memory."""
     return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
@@ -49,39 +49,40 @@ def flags_of(
 
 
 class RopeDesc(Descriptor):
-    """What selects a rotation: geometry, pairing, frequencies, type and layout. See rope_config_t in <rope/rope.h>.
+    """Selects a rotation: geometry, pairing, frequencies, dtype and layout. See rope_config_t in <rope/rope.h>.
 
-    Every argument means what the header says of the field of that name, 0 and None included. R is rotary_dim, or
-    head_dim where rotary_dim is 0.
+    Every argument has the meaning of the header's field of that name, also for 0 and None. R is rotary_dim, or head_dim
+    if rotary_dim is 0.
 
     head_dim:        channels per head, even
     style:           which channels form a pair: "half" (Llama in Hugging Face, GPT-NeoX, Qwen) or "interleaved" (GPT-J,
-                     Llama by Meta, DeepSeek). There is no default because guessing it wrong goes unnoticed
+                     Llama by Meta, DeepSeek). There is no default: a wrong style would go unnoticed
     layout:          order of the tensors' axes: "bshd", "sbhd", "bhsd" or "thd"
-    dtype:           of q, k, v and their outputs: "f32", "f16", "bf16", "f64", or a dtype of torch, NumPy, CuPy, JAX
-    device:          "cpu", "cuda" or "cuda:1": calls with tensors elsewhere are refused. None: each call runs where its
-                     tensors are
+    dtype:           type of q, k, v and their outputs: "f32", "f16", "bf16", "f64", or a dtype of torch, NumPy, CuPy
+                     or JAX
+    device:          "cpu", "cuda" or "cuda:1": calls with tensors elsewhere are refused. None: each call runs on the
+                     device of its tensors
     rotary_dim:      channels that are rotated, even
     rotary_offset:   first rotated channel
     theta:           base of the frequencies
     inv_freq:        R/2 frequencies in radians per position, instead of theta
     attention_scale: factor of cos and sin (YaRN)
-    num_axes:        positions that a token has
+    num_axes:        number of positions of a token
     pair_axis:       R/2 position axes, one for each pair
-    pair_block:      pairs of "half" stay inside blocks of so many channels
+    pair_block:      number of channels of a block; pairs of "half" stay inside blocks
     out_style:       style of the outputs
-    num_threads:     CPU: most threads that a call may use
-    norm:            "rms" or "layer": every call of forward then gives its operands. 0: none
-    norm_tensors:    which tensors are normed: "q", "k", "v", or several of them. 0: q and k
+    num_threads:     CPU: the largest number of threads of a call
+    norm:            "rms" or "layer": every call of forward must then pass its operands. 0: no norm
+    norm_tensors:    which tensors are normed: "q", "k", "v", or several of these. 0: q and k
     norm_order:      "before" the rotation (Qwen3, Gemma 3) or "after" it (Llama 4, HunYuan)
     norm_extent:     one norm is over the channels of each "head", or of all heads of the tensor in the call, "token"
                      (OLMo-2)
-    norm_rounding:   what is rounded to dtype inside the norm: "before_weight" (Llama, Qwen3), "after_weight", or both
+    norm_rounding:   values rounded to dtype inside the norm: "before_weight" (Llama, Qwen3), "after_weight", or both
     norm_eps:        above 0 with a norm
     norm_weight_offset: added to every weight (Gemma: 1)
     quant_rounding:  "first": values are rounded to dtype before they are scaled and quantised
-    rotation_rounding: "each": cos, sin, products and sums of the rotation are rounded to dtype one by one, as Hugging
-                     Face's eager code does: from its cos and sin its bits
+    rotation_rounding: "each": cos, sin, products and sums of the rotation are rounded to dtype one by one. With the cos
+                     and sin of Hugging Face's eager code, the result has the bits of that code
 
     Raises InvalidArgument, NotSupported, NoDevice, OutOfMemory or CudaError with the library's text.
     """
@@ -145,7 +146,7 @@ class RopeDesc(Descriptor):
             quant_rounding=bits_of(QUANT_ROUNDINGS, "quant_rounding", quant_rounding),
             rotation_rounding=number_of(ROTATION_ROUNDINGS, "rotation_rounding", rotation_rounding),
         )
-        # The library cannot see how long an array is.
+        # The library cannot see the length of an array.
         num_pairs = (config.rotary_dim or config.head_dim) // 2
         self._arrays = {}
         for field, values, ctype in (("inv_freq", inv_freq, ctypes.c_double), ("pair_axis", pair_axis, ctypes.c_int32)):
@@ -209,39 +210,40 @@ class RopeDesc(Descriptor):
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Any:
-        """Rotates those of q, k and v that are given, at least one, in one launch, each token by the angles of its
-        position; norms and quantises them, and writes k and v to caches, where asked.
+        """Rotates the given ones of q, k and v, at least one, in one launch, each token by the angles of its position.
+        It also norms and quantises them, and writes k and v to caches, as the arguments specify.
 
         q, k, v:         [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own. D is
-                         head_dim, or rotary_dim: the window alone, as it must be beside a pass in `input`
-        out:             None: new tensors of the framework of q, k and v, as wide, beside a pass with head_dim
-                         channels. Otherwise one tensor for each of q, k and v
-                         that is given, in their order, None for a new one; q itself rotates q in place. False for k
-                         with a k_cache and for v with a v_cache: cached only, None is returned. F8_E4M3 and F8_E5M2
-                         of any data, F16 and BF16 of F32 data
+                         head_dim. It may be rotary_dim, the window alone, and must be beside a pass in `input`
+        out:             None: new tensors of the framework of q, k and v, as wide as these, or with head_dim channels
+                         beside a pass. Otherwise one tensor for each given one of q, k and v, in their order; None for
+                         a new one. q itself rotates q in place. False for k with a k_cache and for v with a v_cache:
+                         the tensor is only cached, and None is returned. Outputs of any data may have F8_E4M3 and
+                         F8_E5M2, those of F32 data also F16 and BF16
         positions:       I32 or I64 [T], [S], [B, S] or [1, S], a leading axis for num_axes above 1; None: the index
                          of the token in its sequence
-        start_positions: I32 or I64 [B], or one for each token; added
-        cu_seqlens:      I32 or I64 [B + 1], "thd": where sequences begin. Tokens past its last entry are not touched,
-                         and 0 in new outputs
+        start_positions: I32 or I64 [B], or one for each token; added to positions
+        cu_seqlens:      I32 or I64 [B + 1], "thd": where sequences begin. Tokens past its last entry are not written;
+                         in new outputs they are 0
         cos, sin:        [M, W], [A, M, W] or by token, W = R/2, R or R/(2A): tables instead of computed angles
-        angles:          the same shapes: angles in radians
+        angles:          angles in radians, in the shapes of cos and sin
         fault:           I64 [2], zeroed by the caller: number of tokens with a position outside the table, and the
-                         lowest of them + 1; with a cache also the tokens whose place is outside it
-        norm:            a Norm, with the descriptor's norm and only then
+                         lowest such token + 1; with a cache also tokens whose place is outside the cache
+        norm:            a Norm, if and only if the descriptor has a norm
         cache:           a Cache. With it v needs v_unrotated or unrotated, as with a norm
-        quant:           a Quant: scales of outputs and caches of 8 bits, which without them are not scaled
+        quant:           a Quant: scales of outputs and caches of 8 bits. Without it they are not scaled
         input:           an Input: channels outside the window, row factors
-        unrotated:       nothing is turned: layers without positions, a write to caches alone
-        v_unrotated:     v is not turned, q and k are
+        unrotated:       nothing is rotated: for layers without positions, and calls that only write caches
+        v_unrotated:     v is not rotated, q and k are
         position_offset: added to every position
-        table_rows:      "by_position" or "by_token": which row of the tables a token takes
-        stream:          CUDA: a handle, or a stream of torch, CuPy or cuda.core. None: the stream that the framework of
-                         q works on
+        table_rows:      "by_position" or "by_token": how a token finds its row of the tables
+        stream:          CUDA: a handle, or a stream of torch, CuPy or cuda.core. None: the current stream of q's
+                         framework
         programmatic_launch: CUDA: ROPE_FLAG_PROGRAMMATIC_LAUNCH
 
-        Returns the outputs: one tensor where one is given, otherwise a tuple in the order of q, k, v. All tensors lie on one
-        device; none is copied. With JAX arrays on a GPU the call waits for its end, because JAX cannot be told to.
+        Returns the outputs: one tensor if one is given, otherwise a tuple in the order of q, k, v. All tensors must be
+        on one device; none is copied. With JAX arrays on a GPU the call waits until the work is done, because JAX
+        cannot order its own work behind it.
         """
         if type(table_rows) is str:
             table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
@@ -302,13 +304,13 @@ class RopeDesc(Descriptor):
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Any:
-        """The transpose of forward: q, k and v are gradients of the outputs, the result those of the inputs.
+        """The transpose of forward: q, k and v are gradients of the outputs; the results are gradients of the inputs.
 
-        Arguments and shapes as for forward; row factors are constants. With attention_scale 1 and without a norm it also
-        undoes the rotation.
+        Arguments and shapes are those of forward; row factors are constants. With attention_scale 1 and without a norm
+        it also undoes the rotation.
 
-        norm:       a NormGradient, with the descriptor's norm and only then
-        accumulate: the gradients are added to what out holds, in the arithmetic of the call, and rounded once
+        norm:       a NormGradient, if and only if the descriptor has a norm
+        accumulate: the gradients are added to the contents of out, in the arithmetic of the call, and rounded once
         """
         if type(table_rows) is str:
             table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
@@ -326,21 +328,21 @@ class RopeDesc(Descriptor):
     def explain(
         self, q: Optional[Tensor] = None, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
         **arguments: Any) -> str:
-        """How forward and backward would run these arguments: kernel, vector width, grid, bytes that must move.
+        """How forward and backward would run with these arguments: kernel, vector width, grid, and the bytes to move.
 
-        Takes what forward takes, and runs nothing. out=None stands for in place here, so that nothing is allocated, but
-        beside a pass.
+        Takes the arguments of forward, and runs nothing. Except beside a pass, out=None stands for in place here, so
+        that nothing is allocated.
         """
         if arguments.get("out") is None and not arguments.get("accumulate"):
             passed = _passed(arguments.get("input"))
             arguments["out"] = [
                 None if field in passed else x for field, x in (("q", q), ("k", k), ("v", v)) if x is not None]
-        # _reader owns what args point to.
+        # _reader owns the memory that args points to.
         _reader, args, handle, _ = self._read("rope_explain", q, k, v, is_dry=True, **arguments)
         return explanation(lib.rope_explain, handle, args)
 
     def fill_tables(self, cos: Tensor, sin: Tensor, *, stream: Any = None) -> None:
-        """Writes the cosines and sines at positions 0 to M - 1, times attention_scale, where cos and sin lie.
+        """Writes the cosines and sines of positions 0 to M - 1, times attention_scale, to cos and sin.
 
         cos, sin: [M, W] or [A, M, W] with W = R/2, R or R/(2A), one shape and one floating dtype, any strides
         """
@@ -387,7 +389,7 @@ class RopeDesc(Descriptor):
         args = _abi.rope_args_t()
         args.struct_size = _ARGS_SIZE
         args.flags = flags_of(programmatic_launch, unrotated, v_unrotated, accumulate)
-        if type(position_offset) is not int or position_offset != 0:  # a new struct has 0
+        if type(position_offset) is not int or position_offset != 0:  # 0 is the default of a new struct
             fill(args, function, position_offset=position_offset)
         if table_rows is not TableRows.BY_POSITION:
             fill(args, function, table_rows=number_of(TABLE_ROWS, "table_rows", table_rows))
@@ -451,7 +453,7 @@ class RopeDesc(Descriptor):
 
 
 def _passed(group: Any) -> List[str]:
-    """Those of q and k that are the window alone, whose outputs have all channels."""
+    """The names of those of q and k that hold the window alone. Their outputs have all channels."""
     return [] if not isinstance(group, Input) else [
         field for field, x in (("q", group.q_pass), ("k", group.k_pass)) if x is not None]
 
@@ -467,7 +469,7 @@ _INPUT_FIELDS = ["input." + field for field in Input._fields]
 def _look(
         call: Call, head_dim: int, inputs: Tuple[Any, ...], out: Any, operands: Tuple[Any, ...], fault: Any, norm: Any,
         cache: Any, quant: Any, input: Any) -> Optional[Call]:
-    """Adds what a call of forward or backward is given; None: it takes the long way."""
+    """Adds the operands of a call of forward or backward. Returns None if the call takes the long way."""
     for group, cls in ((norm, Norm), (cache, Cache), (quant, Quant), (input, Input)):
         if group is not None and type(group) is not cls:
             return None

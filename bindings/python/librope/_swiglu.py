@@ -27,24 +27,24 @@ _INPUT_ARGS_SIZE = ctypes.sizeof(_abi.swiglu_input_args_t)
 
 
 class SwigluDesc(Descriptor):
-    """What selects a SwiGLU, GEGLU or ReGLU: its type, activation and numbers. See swiglu_config_t in <rope/rope.h>.
+    """Selects a SwiGLU, GEGLU or ReGLU: dtype, activation and numbers. See swiglu_config_t in <rope/rope.h>.
 
         out = out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale
         g = min(gate + gate_bias, limit)        u = up + up_bias within +-limit
 
     dtype:       of gate, up, out and their gradients: "f32", "f16", "bf16", "f64", or a dtype of torch, NumPy, CuPy or
                  JAX
-    device:      "cpu", "cuda" or "cuda:1": calls with tensors elsewhere are refused. None: each call runs where its
-                 tensors are
-    alpha:       factor inside the sigmoid; 0: 1
-    limit:       0: none
+    device:      "cpu", "cuda" or "cuda:1": calls with tensors elsewhere are refused. None: each call runs on the device
+                 of its tensors
+    alpha:       factor inside the sigmoid; 0 stands for 1
+    limit:       bound of g and u; 0: none
     up_offset:   added to up
-    out_scale:   factor of the output; 0: 1
-    num_threads: CPU: most threads that a call may use
-    activation:  "swiglu", "geglu_erf" (torch's gelu), "geglu_tanh" (its approximate="tanh") or "reglu", of which the
-                 last three stand in the place of g * sigmoid(alpha * g), with an alpha of 0 or 1
-    gate_softcap, up_softcap: g outside the sigmoid becomes cap * tanh(g / cap), and so does u; 0: none
-    limit_rule:  "gate": as above; "activation": limit bounds g * sigmoid(alpha * g) instead of gate
+    out_scale:   factor of the output; 0 stands for 1
+    num_threads: CPU: the largest number of threads of a call
+    activation:  "swiglu", "geglu_erf" (torch's gelu), "geglu_tanh" (its approximate="tanh") or "reglu". The last
+                 three replace g * sigmoid(alpha * g), and alpha is 0 or 1
+    gate_softcap, up_softcap: g outside the sigmoid becomes cap * tanh(g / cap), u likewise; 0: none
+    limit_rule:  "gate": the formula above; "activation": limit bounds g * sigmoid(alpha * g) instead of gate
     product_rounding: the activation is rounded to a dtype of 16 bits before it is multiplied, as in torch's
                  silu(gate) * up
     quant_rounding: "first": values are rounded to dtype before they are scaled and quantised
@@ -110,18 +110,18 @@ class SwigluDesc(Descriptor):
         """Returns out.
 
         gate, up:  rank 1 to 4, one shape, any strides; two halves of a packed tensor are two views
-        out:       None: a new tensor of gate's framework and dtype. It may be gate or up itself, or of F8_E4M3 or
-                   F8_E5M2, but for F64 data
+        out:       None: a new tensor of gate's framework and dtype. It may be gate or up itself. Except for
+                   F64 data it may have F8_E4M3 or F8_E5M2
         row_scale: factors of the rows, F32 or the descriptor's dtype; its axes are the first ones of gate
-        num_rows:  I32 or I64 [1], where the tensors are: entries of gate's first axis that count. The others are not
-                   touched, and 0 in a new output
-        gate_bias, up_bias: F32 or the descriptor's dtype, [d], or [E, d] with experts; added first
+        num_rows:  I32 or I64 [1], on the tensors' device: entries of gate's first axis that count. The others are not
+                   written; in a new output they are 0
+        gate_bias, up_bias: F32 or the descriptor's dtype, [d], or [E, d] with experts; added before the activation
         expert_rows: I32 or I64 [E] with gate [E, N, .., d], instead of num_rows: rows of each expert that count
-        expert_offsets: I32 or I64 [E + 1] with gate [N, .., d], instead of both: expert e has the rows
-                   expert_offsets[e] to expert_offsets[e + 1] - 1; rows without an expert do not count
+        expert_offsets: I32 or I64 [E + 1] with gate [N, .., d], instead of num_rows and expert_rows: expert e has
+                   the rows expert_offsets[e] to expert_offsets[e + 1] - 1; rows without an expert do not count
         row_index: I32 or I64 [N] with row_scale [M]: row i takes row_scale[row_index[i]]; a row whose index is below
                    0, or not below M, does not count
-        quant:     a SwigluQuant: scales of an out of 8 bits, which without them is not scaled
+        quant:     a SwigluQuant: scales of an out of 8 or 4 bits. Without it out is not scaled
         stream, programmatic_launch: as for RopeDesc.forward
         """
         if stream is None:
@@ -180,15 +180,16 @@ class SwigluDesc(Descriptor):
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Tuple[Optional[Tensor], ...]:
-        """Returns (grad_gate, grad_up), and grad_row_scale as a third where row_scale is given.
+        """Returns (grad_gate, grad_up), and grad_row_scale as a third if row_scale is given.
 
-        grad_out, gate, up: one shape; row_scale, num_rows and the others: as for forward
-        grad_gate, grad_up, grad_row_scale: None: a new tensor, but for the [N] of grad_row_scale with row_index; False: not wanted, None is returned; otherwise written
-                            there. The first two may be any one of grad_out, gate and up
-        out:                if given, receives the output again (activation checkpointing)
+        grad_out, gate, up: one shape; row_scale, num_rows and the others: as in forward
+        grad_gate, grad_up, grad_row_scale: None: a new tensor; with row_index, grad_row_scale is [N] and must be
+                            given. False: not computed, None is returned. Otherwise the tensor is written. The first two
+                            may be any one of grad_out, gate and up
+        out:                if it is given, it receives the output again (activation checkpointing)
 
-        The gradient of a bias is the sum of grad_gate or grad_up over the rows that it was added to, which
-        librope.torch adds up.
+        The gradient of a bias is the sum of grad_gate or grad_up over the rows that it was added to. librope.torch adds
+        these up.
         """
         if stream is None:
             results: Tuple[Optional[Tensor], ...] = _calls.gate_back(
@@ -239,24 +240,24 @@ class SwigluDesc(Descriptor):
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> str:
-        """How backward, where grad_out is given, or else forward would run these arguments: kernel, vector width, grid,
-        bytes that must move.
+        """How backward (if grad_out is given) or forward would run with these arguments: kernel, vector width, grid,
+        and the bytes to move.
 
-        Takes what they take, and runs nothing. Outputs that are None are made as they would make them, and dropped.
+        Takes their arguments, and runs nothing. Outputs that are None are made as in a call, and dropped.
         """
         reader, args, handle = self._begin(
             "swiglu_explain", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
             programmatic_launch, stream)
         if quant is not None:
             read_group(args, reader, "quant", quant, SwigluQuant, is_dry=True, library="swiglu")
-        # As owners they live until the text is there, so that none gets the address of another.
+        # The reader keeps new outputs until the text is made, so that no two of them get one address.
         if grad_out is not None:
             reader.owners += _gradients(
                 reader, args, grad_out, gate, up, row_scale, grad_gate, grad_up, grad_row_scale, out, zeroed=False)
         else:
             reader.owners.append(_output(reader, args, "out", out, gate, zeroed=False))
             for field, grad in (("grad_gate", grad_gate), ("grad_up", grad_up), ("grad_row_scale", grad_row_scale)):
-                if grad is not None and grad is not False:  # which the library refuses
+                if grad is not None and grad is not False:  # the library refuses such a call
                     reader.read(args, field, grad, is_output=True)
         return explanation(lib.swiglu_explain, handle, args)
 
@@ -288,14 +289,15 @@ _INPUTS = "gate", "up", "row_scale", "num_rows", *["input." + field for field in
 
 
 def _leaves_rows_out(inputs: Sequence[Any]) -> bool:
-    """Whether a call may leave rows of its outputs as they are."""
+    """Whether a call may leave rows of its outputs unwritten."""
     return any(x is not None for x in (inputs[3], *inputs[6:]))
 
 
 def _look(
         function: str, programmatic_launch: bool, inputs: Sequence[Any], outputs: Sequence[Tuple[str, Any, Any]],
         grad_out: Any = None, again: Any = None, quant: Any = None) -> Optional[Call]:
-    """What a call is given; `again`: where backward writes the output. None: it takes the long way."""
+    """The operands of a call. `again`: the tensor in which backward writes the output. None: the call takes the long
+    way."""
     if quant is not None and (type(quant) is not SwigluQuant or type(quant.scale_floor) is not float or
                               quant.scale_layout is not ScaleLayout.STRIDED):
         return None
@@ -319,7 +321,7 @@ def _look(
 def _gradients(
         reader: Reader, args: Any, grad_out: Any, gate: Any, up: Any, row_scale: Any, grad_gate: Any, grad_up: Any,
         grad_row_scale: Any, out: Any, zeroed: bool) -> List[Any]:
-    """Fills what backward has besides forward; returns the gradients, as it does."""
+    """Fills the operands that only backward has; returns the gradients, as backward does."""
     reader.read(args, "grad_out", grad_out)
     grads = [
         _output(reader, args, "grad_gate", grad_gate, gate, zeroed),
@@ -335,7 +337,7 @@ def _gradients(
 
 
 def _output(reader: Reader, args: Any, field: str, output: Any, like: Any, zeroed: bool) -> Any:
-    """Fills an output, with a new tensor where it is None. False: there is none."""
+    """Fills an output, with a new tensor if it is None. False: there is no output."""
     if output is False:
         return None
     is_ours = output is None
@@ -346,11 +348,11 @@ def _output(reader: Reader, args: Any, field: str, output: Any, like: Any, zeroe
 
 
 def as_bits(value: Any) -> Any:
-    """Bits as users write them, to be a part of a key."""
+    """Bits as users write them, in a form that can be a part of a key."""
     return value if isinstance(value, (int, str)) else tuple(value)
 
 
-@lru_cache(maxsize=64, typed=True)  # 1.0 and True are no number of threads
+@lru_cache(maxsize=64, typed=True)  # typed: 1.0 and True are no number of threads
 def cached_desc(
         dtype: int, alpha: float, limit: float, up_offset: float, out_scale: float, num_threads: int,
         activation: AnyActivation, gate_softcap: float, up_softcap: float, limit_rule: AnyLimitRule,
@@ -388,7 +390,7 @@ def swiglu(
     programmatic_launch: bool = False,
     stream: Any = None,
 ) -> Q:
-    """SwigluDesc(...).forward(...) with a descriptor that is kept for next time; gpt-oss is alpha=1.702, limit=7,
+    """SwigluDesc(...).forward(...) with a descriptor that is kept for later calls. gpt-oss has alpha=1.702, limit=7 and
     up_offset=1.
 
     gate, up, out: rank 1 to 4, one shape
@@ -398,7 +400,7 @@ def swiglu(
     expert_rows:   [E] with gate [E, N, .., d]
     expert_offsets: [E + 1] with gate [N, .., d]
     row_index:     [N], with row_scale [M]
-    quant:         a SwigluQuant, with an out of 8 bits
+    quant:         a SwigluQuant, with an out of 8 or 4 bits
     """
     desc = cached_desc(
         dtype_of("swiglu_forward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads, activation,
@@ -455,9 +457,9 @@ def swiglu_backward(
     programmatic_launch: bool = False,
     stream: Any = None,
 ) -> Tuple[Optional[Tensor], ...]:
-    """SwigluDesc(...).backward(...) with a descriptor that is kept for next time.
+    """SwigluDesc(...).backward(...) with a descriptor that is kept for later calls.
 
-    Returns (grad_gate, grad_up), and grad_row_scale as a third where row_scale is given.
+    Returns (grad_gate, grad_up), and grad_row_scale as a third if row_scale is given.
     """
     desc = cached_desc(
         dtype_of("swiglu_backward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads, activation,

@@ -1,12 +1,12 @@
 # _tensors.py - reads the tensors of every framework where they lie: pointer, dtype, shape and strides, never a copy
-"""A framework answers four questions about one of its tensors:
+"""Each framework has four functions for its tensors:
   device_of(x)                   (kind, ordinal)
   stream_of(x, ordinal)          the CUDA stream that the caller works on
   view_of(x, reader)             its View
   empty_like(x, zeroed, stream, channels)
                                  a new tensor of its shape and dtype; stream: the one that the caller named, or None;
-                                 channels: of its last axis, 0: as many
-None of them is imported: a tensor of it is at hand, so it is loaded."""
+                                 channels: length of the last axis, or 0 for that of x
+This file imports none of the frameworks: the framework of a tensor that is given is already loaded."""
 from __future__ import annotations
 
 import struct
@@ -19,9 +19,9 @@ from ._enums import DTYPES, Device, device_name, dtype_number
 from ._integers import integer_for
 
 MAX_NDIM = 4
-_LEGACY_DEFAULT_STREAM = {0, 1}  # CUDA's handles of it; the protocols' number is 1
+_LEGACY_DEFAULT_STREAM = {0, 1}  # CUDA's handles of it; the protocols use the number 1
 
-# rope_tensor_t, its arrays unrolled. Written in one go: ctypes takes a multiple of the time for each member.
+# rope_tensor_t with its arrays unrolled. It is packed at once: ctypes takes several times as long for the members.
 PACKED_TENSOR = struct.Struct("=QiHH4q4q")
 
 
@@ -33,10 +33,10 @@ class View(NamedTuple):
     kind: int
     ordinal: int
     is_read_only: bool = False
-    owner: Any = None  # what keeps the memory alive during the call, beside the tensor itself
+    owner: Any = None  # keeps the memory alive during the call, in addition to the tensor itself
 
 
-_dtype_numbers: Dict[Any, int] = {}  # by dtype object: to ask one for its name takes longer than all the rest
+_dtype_numbers: Dict[Any, int] = {}  # by dtype object: reading the name of a dtype takes longer than all the rest
 
 
 def _number_of_dtype(dtype: Any) -> int:
@@ -60,7 +60,7 @@ def _strides_in_elements(byte_strides: Tuple[int, ...], item_size: int) -> Tuple
 
 
 def refuse_tangent(x: Any) -> None:
-    """torch would take a result without a tangent for one whose derivative is zero."""
+    """Without this, torch would take a result without a tangent for one with a derivative of zero."""
     forward_ad = sys.modules["torch"].autograd.forward_ad
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         raise ValueError(
@@ -110,7 +110,7 @@ class _Torch:
     def empty_like(x: Any, zeroed: bool, stream: Optional[int], channels: int = 0) -> Any:
         torch = sys.modules["torch"]
         if stream is not None and x.is_cuda:  # its memory is reused, and zeroed, in the order of that stream
-            is_default = stream in _LEGACY_DEFAULT_STREAM  # which ExternalStream takes for no handle
+            is_default = stream in _LEGACY_DEFAULT_STREAM  # ExternalStream takes these for no handle
             with torch.cuda.stream(
                     torch.cuda.default_stream(x.device) if is_default
                     else torch.cuda.ExternalStream(stream, device=x.device)):
@@ -121,7 +121,7 @@ class _Torch:
 
     @staticmethod
     def wrote(x: Any) -> None:
-        """Tells autograd that a tensor changed, so that it can refuse a backward that needs the old values."""
+        """Tells autograd that a tensor changed, so that autograd can refuse a backward that needs the old values."""
         if not x.is_inference():
             sys.modules["torch"].autograd.graph.increment_version(x)
 
@@ -205,7 +205,7 @@ def _view_of_dlpack(x: Any, reader: "Reader") -> View:
 
 
 def _device_of_dlpack(device_type: Any, device_id: int) -> Tuple[int, int]:
-    device_type = int(getattr(device_type, "value", device_type))  # some return an enumerator
+    device_type = int(getattr(device_type, "value", device_type))  # some producers return an enumerator
     if device_type in (_dlpack.CPU, _dlpack.CUDA_HOST):
         return Device.CPU, 0
     if device_type in (_dlpack.CUDA, _dlpack.CUDA_MANAGED):
@@ -214,7 +214,7 @@ def _device_of_dlpack(device_type: Any, device_id: int) -> Tuple[int, int]:
 
 
 class _Jax:
-    """Arrays that never change. A result is an array of ours that nobody else has seen yet."""
+    """JAX arrays never change. A result is a new array, which the library writes before the caller can see it."""
 
     is_jax = True
 
@@ -248,7 +248,7 @@ _TYPESTRS = {
     "<i4": _abi.ROPE_DTYPE_I32,
     "<i8": _abi.ROPE_DTYPE_I64,
 }
-# ml_dtypes gives these to several types each, which the array's dtype names.
+# ml_dtypes gives these typestrs to several types each; the array's dtype has the name.
 _TYPESTRS_OF_MANY = {"V2", "V1", "f1"}
 _NAMED = {
     "bfloat16": _abi.ROPE_DTYPE_BF16,
@@ -259,7 +259,7 @@ _NAMED = {
 
 
 class _Protocols:
-    """Whatever speaks __dlpack__, __cuda_array_interface__ or __array_interface__."""
+    """Tensors with __dlpack__, __cuda_array_interface__ or __array_interface__."""
 
     is_jax = False
 
@@ -277,7 +277,7 @@ class _Protocols:
 
     @staticmethod
     def _ordinal_of(x: Any) -> int:
-        """The interface does not say the device: numba's arrays do, for others the driver knows."""
+        """The interface does not contain the device. numba's arrays have it; for others the driver tells it."""
         for holder in (getattr(x, "context", None), x):
             ordinal = getattr(getattr(holder, "device", None), "id", None)
             if isinstance(ordinal, int):
@@ -357,7 +357,7 @@ def _find_framework(cls: type) -> Any:
 
 
 def stream_number(function: str, stream: Any) -> int:
-    """The handle of a stream given as such, or by torch, CuPy or cuda.core."""
+    """The handle of a stream, given as a number or as a stream of torch, CuPy or cuda.core."""
     if isinstance(stream, int):
         return integer_for(c_uint64, function, "stream", stream)
     for name in ("cuda_stream", "ptr"):
@@ -372,12 +372,12 @@ def stream_number(function: str, stream: Any) -> int:
 
 
 def current_stream(x: Any, device: Tuple[int, int]) -> int:
-    """The stream that the framework of x works on, which is on the device; 0 on the CPU."""
+    """The current stream of x's framework on the device, or 0 on the CPU."""
     return framework_of(x).stream_of(x, device[1]) if device[0] == Device.CUDA else 0
 
 
 class Reader:
-    """Reads the tensors of one call into its args struct and remembers what must outlive it."""
+    """Reads the tensors of one call into its args struct, and keeps the objects that must outlive the call."""
 
     def __init__(self, function: str, field: str, first: Any, stream: Any) -> None:
         self.function = function
@@ -400,8 +400,8 @@ class Reader:
     def read(
             self, args: Any, field: str, x: Any, is_output: bool = False, is_ours: bool = False,
             group: str = "") -> None:
-        """Fills the rope_tensor_t `field` of args. is_ours: a new tensor, made for this call. group: what errors call
-        args, with a dot, where it is a group of operands."""
+        """Fills the rope_tensor_t `field` of args. is_ours: a new tensor, made for this call. group: the name of args
+        in errors, with a dot, if args is a group of operands."""
         try:
             framework = framework_of(x)
             if framework.is_jax:
@@ -443,7 +443,7 @@ class Reader:
             raise self._explained(field, error) from None
 
     def finish(self) -> None:
-        """After the call."""
+        """Runs after the call."""
         for framework, x in self.written:
             framework.wrote(x)
         if self.has_jax and self.kind == Device.CUDA:

@@ -19,24 +19,22 @@ if TYPE_CHECKING:
 
 # ---- Functions ------------------------------------------------------------------------------------------------------
 
-_LAYOUTS = {(4, -3): Layout.BHSD, (4, -2): Layout.BSHD, (3, -2): Layout.THD}  # by the axes of q, and that of the heads
+_LAYOUTS = {(4, -3): Layout.BHSD, (4, -2): Layout.BSHD, (3, -2): Layout.THD}  # by q's axes, and that of its heads
 
 
 def apply_rotary_pos_emb(
         q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tuple[Tensor, Tensor]:
-    """transformers' function of this name, that of Llama, Qwen, Mistral, Gemma and Phi: pairs of the "half" style.
+    """Replaces transformers' function of this name (Llama, Qwen, Mistral, Gemma and Phi): pairs of the "half" style.
 
     q, k:          [B, H, S, D], [B, S, H, D] or [T, H, D], of one dtype; any strides, H of each its own
     cos, sin:      [B, S, R], [1, S, R] or [S, R], both of any one floating dtype: a column for each channel. R is at
                    most D; channels from R on pass through, as in Phi-3 and GPT-NeoX
-    unsqueeze_dim: the axis that cos and sin lack, where q and k have their heads
+    unsqueeze_dim: the axis of the heads of q and k, which cos and sin lack
 
-    Returns new tensors, of the dtype to which torch promotes that of q and k with that of cos. Gradients flow to q and
-    k.
-    Refused with ValueError: cos and sin that require grad, and an unsqueeze_dim that is not the axis of the heads.
-    Models whose function of this name pairs channels otherwise, such as Cohere and GLM, need apply_rotary.
-    """
-    if type(unsqueeze_dim) is not int:  # transformers 4 had position_ids in its place
+    Returns new tensors. Their dtype is the one to which torch promotes that of q and k with that of cos. Gradients flow
+    to q and k. Raises ValueError if cos and sin require grad, or if unsqueeze_dim is not the axis of the heads.
+    Models with other pairs in their function of this name, such as Cohere and GLM, need apply_rotary."""
+    if type(unsqueeze_dim) is not int:  # transformers 4 had position_ids at this place
         raise TypeError(f"apply_rotary_pos_emb: unsqueeze_dim is {unsqueeze_dim!r}: it must be an int")
     heads = unsqueeze_dim if unsqueeze_dim < 0 else unsqueeze_dim - (cos.dim() + 1)
     layout = _LAYOUTS.get((q.dim(), heads))
@@ -53,20 +51,20 @@ def apply_rotary_emb(
         x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False,
         seqlen_offsets: Union[int, Tensor] = 0, cu_seqlens: Optional[Tensor] = None,
         max_seqlen: Optional[int] = None) -> Tensor:
-    """flash-attn's function of this name.
+    """Replaces flash-attn's function of this name.
 
     x:              [B, S, H, D], with cu_seqlens [T, H, D]; any strides
     cos, sin:       [M, R/2], R at most D, of any floating dtype: the row of a token is its index in its sequence plus
                     the offset. Channels from R on pass through
     interleaved:    pairs of the "interleaved" style, otherwise of the "half" style
-    inplace:        writes to x, and returns it; where a derivative is recorded, by way of a copy
+    inplace:        writes to x, and returns it; uses a copy if a derivative is recorded
     seqlen_offsets: one for all sequences, or I32 or I64 [B]
     cu_seqlens:     I32 or I64 [B + 1]. Tokens past its last entry are 0 in new outputs
-    max_seqlen:     with cu_seqlens, and only then: the tokens of the longest sequence
+    max_seqlen:     if and only if there are cu_seqlens: the tokens of the longest sequence
 
-    Returns a tensor of x's dtype. Gradients flow to x. Refused with ValueError: cos and sin that require grad, and an
-    offset that with the length of a sequence is outside of the tables. Tokens that offsets in a tensor move outside of
-    them pass through.
+    Returns a tensor of x's dtype. Gradients flow to x. Raises ValueError if cos and sin require grad, or if an offset
+    plus the length of a sequence is beyond the tables. Tokens that offsets in a tensor move beyond the tables pass
+    through.
     """
     if cu_seqlens is not None and max_seqlen is None:
         raise ValueError("apply_rotary_emb: max_seqlen is None: it must be given with cu_seqlens")
@@ -97,7 +95,7 @@ def _desc_of(dtype: torch.dtype, head_dim: int, style: Style, layout: Layout, ro
 
 
 class RotaryEmbedding(torch.nn.Module):
-    """One rotation for any number of calls. Every argument is RopeDesc's of that name:
+    """One rotation for any number of calls. Every argument is RopeDesc's argument of that name:
 
         RotaryEmbedding(64, style="half", layout="bshd", theta=10000.0)
         RotaryEmbedding(64, style="half", layout="bshd", **librope.scaled_frequencies(64, 1e6, type="yarn",
@@ -131,7 +129,7 @@ class RotaryEmbedding(torch.nn.Module):
             inv_freq=None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale=attention_scale,
             num_axes=num_axes, pair_axis=None if pair_axis is None else tuple(as_list(pair_axis)),
             pair_block=pair_block, out_style=number_of(STYLES, "out_style", out_style))
-        RopeDesc(head_dim=head_dim, dtype="f32", **arguments)  # refuses what is wrong
+        RopeDesc(head_dim=head_dim, dtype="f32", **arguments)  # raises if an argument is wrong
         self.head_dim = head_dim
         self._rotation = {name: value for name, value in arguments.items() if value}  # 0 stands for a default
 
@@ -154,16 +152,16 @@ class RotaryEmbedding(torch.nn.Module):
         cu_seqlens: Optional[Tensor] = None,
         position_offset: int = 0,
     ) -> Any:
-        """q and k rotated, new tensors: one for q alone, otherwise a tuple.
+        """Rotates q and k into new tensors: one for q alone, otherwise a tuple.
 
         q, k: [B, S, H, head_dim] in the order of the layout, "thd" [T, H, head_dim]; any strides, H of each its own
         positions: [T], [S], [B, S] or [1, S], a leading axis for num_axes above 1; None: the index in the sequence
         start_positions: [B]; cu_seqlens: [B + 1]
-        The other arguments are RopeDesc.forward's. Gradients flow to q and k.
+        The other arguments are those of RopeDesc.forward. Gradients flow to q and k.
         """
         if q.shape[-1] != self.head_dim:
             raise ValueError(f"RotaryEmbedding: q.shape[-1] is {q.shape[-1]}: it must be head_dim, {self.head_dim}")
-        apply: Callable[..., Any] = apply_rotary  # a dict does not tell which overload is meant
+        apply: Callable[..., Any] = apply_rotary  # a dict does not determine an overload
         return apply(
             q, k, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens,
             position_offset=position_offset, **self._rotation)
@@ -177,16 +175,17 @@ class RotaryEmbedding(torch.nn.Module):
 
 
 class SwiGLU(torch.nn.Module):
-    """down_proj(silu(gate_proj(x)) * up_proj(x)), the MLP of Llama, with xformers' arguments; or another activation's.
+    """down_proj(silu(gate_proj(x)) * up_proj(x)), the MLP of Llama, with xformers' arguments, or with another
+    activation.
 
     state_dict: gate_proj, up_proj [hidden_features, in_features] and down_proj [out_features, hidden_features], as the
                 MLPs of Llama, Qwen and Mistral have them; packed=True gate_up_proj [2 * hidden_features, in_features],
-                gate first, and down_proj, as Phi-3's; .weight of each, and .bias where bias is True
-    out_features: None: in_features
+                gate first, and down_proj, as in Phi-3; .weight of each, and .bias where bias is True
+    out_features: None stands for in_features
     activation:   as for librope.torch.swiglu; "geglu_tanh" is Gemma's
     device, dtype: of the weights, as for torch.nn.Linear
 
-    x [.., in_features] has 1 to 4 axes. The activation alone is librope.torch.swiglu.
+    x [.., in_features] has 1 to 4 axes. The activation by itself is librope.torch.swiglu.
     """
 
     def __init__(
@@ -226,4 +225,4 @@ class SwiGLU(torch.nn.Module):
 
 
 for _public in (apply_rotary_pos_emb, apply_rotary_emb, RotaryEmbedding, SwiGLU):
-    _public.__module__ = "librope.torch"  # where pickles find them
+    _public.__module__ = "librope.torch"  # pickles look the classes up there

@@ -1,25 +1,25 @@
 # _torch_operators.py - torch.ops.librope: schemas, kernels of librope_torch.so or else of Python, fakes and vmap
-"""The operators take a descriptor by its key, a string that says all that it is made of, so that a graph that another
-process compiled or exported finds, or makes, the same one. `flags` are those of the library's args, and those below of
-its groups. A result whose operand is absent is None.
+"""The operators take a descriptor as its key, a string with its whole content. A graph that another process compiled or
+exported then finds, or makes, an equal descriptor. `flags` are those of the library's args, and those of its groups
+below. A result without an operand is None.
 
   rotate           new tensors for q, k and v
   rotate_          writes q, k and v
   norm_rotate      new tensors for q, k and v, normed and rotated
-  norm_rotate_backward  new gradients of q, k and v from those of norm_rotate's results, and of weights and biases,
-                   those of which `wanted` has the bits 1, 2, 4 and 8, `num_runs` rows of them side by side in the
-                   order of the schema: sums over as many runs of tokens. q_in, k_in and v_in are norm_rotate's q, k
-                   and v, those that are normed
+  norm_rotate_backward  new gradients of q, k and v from those of norm_rotate's results, and of weights and biases:
+                   those selected in `wanted` by the bits 1, 2, 4 and 8, side by side in the order of the schema. They
+                   are `num_runs` rows of sums over as many runs of tokens. q_in, k_in and v_in are norm_rotate's q, k
+                   and v, if these are normed
   step             writes outputs, caches, their scales, amax_out and fault. An output without its input is rotated in
-                   place, and an input without an output is cached only. uint8 is float8_e8m0fnu here
+                   place, and an input without an output is cached only. uint8 stands for float8_e8m0fnu
   swiglu           a new tensor
-  swiglu_out       writes out, scales_out and amax_out. uint8 is float8_e8m0fnu here, too,
-                   and float4_e2m1fn_x2 as out
-  swiglu_backward  new gradients of gate, up and row_scale, those of which `wanted` has the bits 1, 2 and 4
+  swiglu_out       writes out, scales_out and amax_out. uint8 stands for float8_e8m0fnu, and as out for
+                   float4_e2m1fn_x2
+  swiglu_backward  new gradients of gate, up and row_scale: those selected in `wanted` by the bits 1, 2 and 4
 
-They have no derivatives of their own, and do not tell autograd what they write: librope.torch and descriptors do."""
+The operators have no derivatives, and do not tell autograd what they write: librope.torch and descriptors do."""
 # pyright: reportPrivateUsage=false
-# The private names are those for which torch has no public ones, and those of descriptors, private to the package.
+# torch has no public names for these. Those of descriptors are private to the package.
 from __future__ import annotations
 
 import ctypes
@@ -49,8 +49,8 @@ _E2M1X2 = getattr(torch, "float4_e2m1fn_x2", None)  # from torch 2.8 on
 
 
 def as_bytes(x: Any) -> Any:
-    """Scales of float8_e8m0fnu and codes of 4 bits as uint8: torch.compile's inductor refuses operators that write the
-    former."""
+    """Scales of float8_e8m0fnu and codes of 4 bits as uint8. Inductor, the compiler of torch.compile, refuses operators
+    that write float8_e8m0fnu."""
     return x.view(torch.uint8) if isinstance(x, Tensor) and is_as_bytes(x.dtype) else x
 
 
@@ -59,7 +59,7 @@ def is_as_bytes(dtype: torch.dtype) -> bool:
 
 
 def has_two_channels(dtype: Optional[torch.dtype]) -> bool:
-    """Whether an element is two channels."""
+    """Whether one element holds two channels."""
     return dtype is not None and dtype == _E2M1X2
 
 
@@ -113,7 +113,7 @@ swiglu_backward = torch.ops.librope.swiglu_backward.default
 
 Triple = Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 
-_NUM_ROTATION = 9  # operands of _ROTATION
+_NUM_ROTATION = 9  # number of operands of _ROTATION
 
 _calls.add_torch(torch)
 
@@ -148,7 +148,7 @@ def _rotation(
 
 
 def _in_places(results: Any, k: Optional[Tensor], v: Optional[Tensor]) -> Triple:
-    """Of a descriptor's results, with None for what is not given."""
+    """A descriptor's results at the places of q, k and v, with None for those that are not given."""
     given = iter((results,) if isinstance(results, Tensor) else results)
     return next(given), None if k is None else next(given), None if v is None else next(given)
 
@@ -172,7 +172,8 @@ def _python_norm_rotate(
 
 
 def parts_of(rows: Optional[Tensor], wanted: int, weights: Sequence[Optional[Tensor]]) -> List[Optional[Tensor]]:
-    """Of rows [.., C] that have the gradients of wanted weights side by side: views of their shapes, or None."""
+    """Splits rows [.., C], which have the requested gradients of weights side by side, into views of the weights'
+    shapes, or None."""
     parts: List[Optional[Tensor]] = []
     begin = 0
     for i, weight in enumerate(weights):
@@ -209,7 +210,7 @@ def _python_norm_rotate_backward(
     if not given:
         raise ValueError("norm_rotate_backward: q, k and v are absent: one of them must be given")
     make = torch.empty_like if cu_seqlens is None else torch.zeros_like
-    outputs = [  # as forward makes its results
+    outputs = [  # made as the results of forward are
         None if grad is None else make(grad if x is None else x) for grad, x in ((q, q_in), (k, k_in), (v, v_in))]
     weights = q_weight, k_weight, q_bias, k_bias
     rows = _make_rows(wanted, num_runs, weights, given[0])
@@ -224,7 +225,7 @@ def _python_norm_rotate_backward(
 
 
 def _take_operands(group: Any, given: Iterator[Any]) -> Any:
-    """The group with its tensors, the next of those that are given."""
+    """Returns the group with its tensors, taken from `given`."""
     defaults = group._field_defaults
     return group._replace(**{name: next(given, None) for name in group._fields if defaults[name] is None})
 
@@ -239,7 +240,7 @@ def quant_flags(quant: Any) -> int:
 
 
 def _take_quant(cls: Any, flags: int, given: Iterator[Any]) -> Any:
-    """The group of the flags, and of the next of the operands that are given; None where it says nothing."""
+    """The group for the flags and the next operands; None if these contain nothing."""
     quant = _take_operands(cls(), given)._replace(
         scale_multiplies=bool(flags & SCALE_MULTIPLIES), power_of_two=bool(flags & POWER_OF_TWO),
         scale_floor=next(given, 0.0))
@@ -341,7 +342,7 @@ functions = function_table(
 
 
 def _load_native() -> Optional[str]:
-    """Registers the kernels of librope_torch.so; or says why not, and nothing is registered."""
+    """Registers the kernels of librope_torch.so. If that fails, nothing is registered, and the result is the reason."""
     file = torch_operators_path()
     try:
         library = ctypes.CDLL(file, mode=ctypes.RTLD_LOCAL)
@@ -363,7 +364,7 @@ if why_python is not None:
 
 
 def _on_one_device(function: str, *arguments: Any) -> None:
-    """These are the kernels of tensors without data too, which torch calls where one of the tensors has none."""
+    """Fakes are also the kernels for tensors without data: torch calls them if one of the tensors has none."""
     devices = {x.device for x in arguments if isinstance(x, Tensor)}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
@@ -425,7 +426,7 @@ for _name, _fake in _FAKES.items():
 
 
 def _one_by_one(operator: Callable[..., Any], size: int, in_dims: Any, arguments: Any) -> Any:
-    """Calls for each index of the batch, and stacks the results."""
+    """Calls the operator for each index of the batch, and stacks the results."""
     if size == 0:
         raise NotImplementedError(f"torch.vmap cannot map {operator} over a batch of 0 with operands for each of it")
     calls = [
@@ -437,7 +438,7 @@ def _one_by_one(operator: Callable[..., Any], size: int, in_dims: Any, arguments
 
 
 def _vmap_rotate(info: Any, in_dims: Any, *arguments: Any) -> Any:
-    """Every head turns alike, so a batch of tensors is more heads where the other operands are the same for all."""
+    """All heads rotate alike, so a batch of tensors becomes more heads if all entries share the other operands."""
     key, *tensors = arguments[:4]
     if any(dim is not None for dim in in_dims[4:]):
         return _one_by_one(rotate, info.batch_size, in_dims, arguments)
@@ -457,7 +458,7 @@ def _vmap_rotate(info: Any, in_dims: Any, *arguments: Any) -> Any:
 
 
 def _vmap_elementwise(operator: Callable[..., Any], num_tensors: int) -> Callable[..., Any]:
-    """A batch is one more axis where the tensors, behind the key, are the only operands."""
+    """A batch becomes one more axis if the tensors, behind the key, are the only operands."""
 
     def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
         end = 1 + num_tensors
@@ -486,7 +487,7 @@ def _refuse_vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
         "torch.vmap cannot map an operator of librope that writes its arguments: use apply_rotary or swiglu")
 
 
-if hasattr(_torch_library, "register_vmap"):  # torch 2.5
+if hasattr(_torch_library, "register_vmap"):  # from torch 2.5 on
     for _name, _rule in {
             "rotate": _vmap_rotate, "rotate_": _refuse_vmap, "norm_rotate": refuse_vmap_of_norms,
             "norm_rotate_backward": refuse_vmap_of_norms, "step": _refuse_vmap,
@@ -496,21 +497,21 @@ if hasattr(_torch_library, "register_vmap"):  # torch 2.5
 
 # ---- Who may call ---------------------------------------------------------------------------------------------------
 
-PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))  # and no class made of them
+PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None)))  # subclasses are excluded
 
 _forward_ad: Any = torch.autograd.forward_ad
 
 
 def is_transformed() -> bool:
-    """Whether tensors may be other than they seem, or calls do other than they say."""
+    """Whether tensors may differ from what they show, or calls may do something else."""
     level: int = _forward_ad._current_level
     return level >= 0 or torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def wrote(tensors: Sequence[Tensor]) -> None:
-    """Tells autograd, which the kernels do not."""
+    """Tells autograd that the tensors changed, which the kernels do not do."""
     try:
         increment_version(tensors)
-    except RuntimeError:  # one of them is an inference tensor, which has no version
+    except RuntimeError:  # an inference tensor has no version
         for x in tensors:
             framework_of(x).wrote(x)

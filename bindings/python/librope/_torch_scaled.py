@@ -1,6 +1,6 @@
-# _torch_scaled.py - a rotation that multiplies q by a factor of each token in the same launch, with gradients
+# _torch_scaled.py - a rotation that multiplies q by a factor for each token in one launch, with gradients
 # pyright: reportPrivateUsage=false
-# The private names are those of librope.torch.
+# These are the private names of librope.torch.
 from __future__ import annotations
 
 from typing import Any, Tuple
@@ -16,7 +16,7 @@ from .torch import _as_constants, _is_compiling, _is_transformed, _requires_grad
 
 
 class _ScaledRotation(torch.autograd.Function):
-    """The factor is a constant, by which gradients are multiplied too."""
+    """The factor is a constant. It multiplies the gradients as well."""
 
     @staticmethod
     def forward(

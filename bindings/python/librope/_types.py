@@ -1,4 +1,4 @@
-# _types.py - what the signatures say to type checkers
+# _types.py - the types that the signatures show to type checkers
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Optional, Protocol, Sequence, Type, TypedDict, TypeVar, Union
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ._groups import Cache, Input, Norm, NormGradient, Quant, SwigluQuant
 
-# A tensor of any framework.
+# a tensor of any framework
 Tensor = Any
 
 
@@ -30,7 +30,7 @@ class _WithInterface(Protocol):
     def __array_interface__(self) -> Any: ...
 
 
-# A new output has the type of the input that it belongs to, which is not None.
+# A new output has the type of its input, which is not None.
 _Given = Union[_WithDlpack, _WithCudaInterface, _WithInterface]
 Q = TypeVar("Q", bound=_Given)
 K = TypeVar("K", bound=_Given)
@@ -38,7 +38,7 @@ V = TypeVar("V", bound=_Given)
 
 
 class DtypeObject(Protocol):
-    """torch.dtype, numpy.dtype"""
+    """For example torch.dtype or numpy.dtype."""
 
     @property
     def itemsize(self) -> int: ...
@@ -68,7 +68,7 @@ AnyScaling = Union[Scaling, Literal[
     "llama3", "longrope", "proportional", "factors"]]
 AnySections = Union[Sections, Literal["chunked", "interleaved", "imrope", "ernie", "restarted", "vision"]]
 
-# The keywords of functions that are overloaded, each once for all its overloads; the functions say what they mean.
+# The keywords of overloaded functions, each once for all overloads. The functions' docstrings explain them.
 
 
 class Operands(TypedDict, total=False):
@@ -84,7 +84,7 @@ class Operands(TypedDict, total=False):
 
 
 class Rotation(Operands, total=False):
-    """Of RopeDesc.forward and backward"""
+    """Keywords of RopeDesc.forward and backward."""
 
     input: Optional[Input]
     out: Union[Tensor, Sequence[Optional[Tensor]], None]
@@ -95,14 +95,14 @@ class Rotation(Operands, total=False):
 
 
 class Transpose(Rotation, total=False):
-    """Of RopeDesc.backward"""
+    """Keywords of RopeDesc.backward."""
 
     norm: Optional[NormGradient]
     accumulate: bool
 
 
 class Step(Rotation, total=False):
-    """Of RopeDesc.forward"""
+    """Keywords of RopeDesc.forward."""
 
     norm: Optional[Norm]
     cache: Optional[Cache]
@@ -115,7 +115,7 @@ class _Pairing(TypedDict):
 
 
 class TorchRotation(_Pairing, Operands, total=False):
-    """Of librope.torch.apply_rotary, norm_rotary and rotary_step"""
+    """Keywords of librope.torch.apply_rotary, norm_rotary and rotary_step."""
 
     theta: float
     inv_freq: Optional[Sequence[float]]
@@ -130,7 +130,7 @@ class TorchRotation(_Pairing, Operands, total=False):
 
 
 class TorchPassRotation(TorchRotation, total=False):
-    """Of librope.torch.apply_rotary"""
+    """Keywords of librope.torch.apply_rotary."""
 
     q_pass: Optional[Tensor]
     k_pass: Optional[Tensor]
@@ -141,7 +141,7 @@ class _TorchNorm(TypedDict):
 
 
 class TorchNorm(_TorchNorm, TorchRotation, total=False):
-    """Of librope.torch.norm_rotary"""
+    """Keywords of librope.torch.norm_rotary."""
 
     norm: AnyNormType
     norm_tensors: AnyNormTensors
@@ -157,7 +157,7 @@ class TorchNorm(_TorchNorm, TorchRotation, total=False):
 
 
 class TorchPositions(TypedDict, total=False):
-    """Of librope.torch.RotaryEmbedding.forward"""
+    """Keywords of librope.torch.RotaryEmbedding.forward."""
 
     start_positions: Optional[Tensor]
     cu_seqlens: Optional[Tensor]
@@ -175,7 +175,7 @@ class _Further(TypedDict, total=False):
 
 
 class Gradients(_Further, total=False):
-    """Of SwigluDesc.backward"""
+    """Keywords of SwigluDesc.backward."""
 
     out: Optional[Tensor]
     stream: Any
@@ -193,7 +193,7 @@ class _Form(TypedDict, total=False):
 
 
 class GatingGradients(Gradients, _Form, total=False):
-    """Of swiglu_backward"""
+    """Keywords of swiglu_backward."""
 
     alpha: float
     activation: AnyActivation
@@ -201,7 +201,7 @@ class GatingGradients(Gradients, _Form, total=False):
 
 
 class TorchGeglu(_Further, _Form, total=False):
-    """Of librope.torch.geglu"""
+    """Keywords of librope.torch.geglu."""
 
     row_scale: Optional[Tensor]
     out_dtype: Optional[torch.dtype]
@@ -210,7 +210,7 @@ class TorchGeglu(_Further, _Form, total=False):
 
 
 class TorchGating(TorchGeglu, total=False):
-    """Of librope.torch.swiglu"""
+    """Keywords of librope.torch.swiglu."""
 
     alpha: float
     activation: AnyActivation

@@ -1,16 +1,16 @@
 # torch.py - RoPE and SwiGLU for torch: eager, autograd, forward mode, vmap, torch.compile(fullgraph=True), CUDA graphs
-"""apply_rotary, swiglu and geglu return new tensors and are differentiable in reverse mode, apply_rotary any number of
-times, and in forward mode; derivatives of swiglu have none. norm_rotary, which norms and rotates in one launch, is
-differentiable once, in reverse mode. rotary_step is for inference: with a norm and paged caches in the same launch.
-The operators behind them, torch.ops.librope, run on the current stream and never break a graph; in eager, where nobody
-records what operators do, builtins do the same for less.
-Their kernels are those of librope_torch.so, from torch 2.10 on, and else of Python: `python -m librope` says which.
-Descriptors are made on first use and kept.
+"""apply_rotary, swiglu and geglu return new tensors. apply_rotary is differentiable any number of times; derivatives of
+swiglu have no derivatives. Both work in reverse and in forward mode. norm_rotary, which norms and rotates in one
+launch, is differentiable once, in reverse mode. rotary_step is for inference: it has a norm and paged caches in the
+rotation's launch. The operators behind these functions, torch.ops.librope, run on the current stream and never break a
+graph. In eager, while operators are not being recorded, faster builtins replace them. The operators' kernels are those
+of librope_torch.so from torch 2.10 on, and otherwise of Python: `python -m librope` prints which. Descriptors are made
+on first use and kept.
 
-An error of the library is of the package's classes, but in graphs of torch.compile a RuntimeError with its text.
-torch.jit.trace takes the functions under torch.no_grad(), without derivatives."""
+Errors of the library are of the package's classes; in graphs of torch.compile they are RuntimeErrors with the library's
+text. torch.jit.trace takes the functions under torch.no_grad(), without derivatives."""
 # pyright: reportPrivateUsage=false
-# The private names are those for which torch has no public ones, and those of descriptors, private to the package.
+# torch has no public names for these. Those of descriptors are private to the package.
 from __future__ import annotations
 
 from functools import lru_cache
@@ -42,10 +42,10 @@ __all__ = ["RotaryEmbedding", "SwiGLU", "apply_rotary", "apply_rotary_emb", "app
 
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 #
-# Where nothing has a derivative a builtin is called (_calls.py), or the operators alone. For reverse mode a Function
-# calls them whose forward takes the context: one with setup_context, which forward mode and torch.func need, costs 29 us
-# a call, this one 12. torch.compile does transforms in its own way, in which it loses tangents of a Function: it leaves
-# these to eager.
+# If no derivative is recorded, a builtin (_calls.py) or the operator alone is called. Reverse mode uses a Function with
+# a forward that takes the context, which costs 12 us a call. Forward mode and torch.func need one with setup_context,
+# which costs 29 us. torch.compile has its own transforms, which lose the tangents of a Function: forward mode runs in
+# eager.
 
 
 _forward_ad: Any = torch.autograd.forward_ad
@@ -58,7 +58,7 @@ _assume_constant_result: _Decorator = _compiler.assume_constant_result
 
 
 def _is_transformed() -> bool:
-    """Whether forward mode is on, or torch.func's transforms, which torch.compile sees by itself."""
+    """Whether forward mode or torch.func's transforms are on. torch.compile sees these transforms by itself."""
     level: int = _forward_ad._current_level
     return level >= 0 or (_are_transforms_active() and not _is_compiling())
 
@@ -86,8 +86,9 @@ def _refuse_tangents(function: str, **tensors: Any) -> None:
 
 
 def _explain(error: RuntimeError, tensors: Sequence[Any], call: Callable[[], Any]) -> NoReturn:
-    """Raises what the same call of a descriptor raises, which is of the package's classes, where the kernel refused it,
-    or else the error: of CUDA, of other classes of tensors, or of what stands between the call and the kernel."""
+    """If the kernel refused the call, raises the exception that the same call of a descriptor raises, which is of the
+    package's classes. Otherwise raises `error`: of CUDA, of other tensor classes, or of the layers between the call and
+    the kernel."""
     if type(error) is RuntimeError and not _is_compiling() and not operators.is_transformed() and all(
             type(x) in operators.PLAIN_TYPES for x in tensors if isinstance(x, Tensor)):
         try:
@@ -115,7 +116,7 @@ def _what_of(
         dtype: torch.dtype, head_dim: int, style: Any, layout: Any, out_style: Any, rotary_dim: int, rotary_offset: int,
         theta: float, inv_freq: Optional[Sequence[float]], attention_scale: float, num_axes: int,
         pair_axis: Optional[Sequence[int]], pair_block: int, rotation_rounding: Any) -> Tuple[Any, ...]:
-    """A rotation's part of _rope_desc's arguments."""
+    """The arguments of _rope_desc that belong to the rotation."""
     return (dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
             None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
             None if pair_axis is None else tuple(as_list(pair_axis)), pair_block, rotation_rounding)
@@ -123,12 +124,12 @@ def _what_of(
 
 @_assume_constant_result
 def _rope_key(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) -> str:
-    """Of the descriptor: what a graph has of it."""
+    """The key of the descriptor, which graphs contain."""
     return _rope_desc(what, norm)._key
 
 
 def _as_constants(what: Tuple[Any, ...]) -> Tuple[Any, ...]:
-    """A graph that has some of the numbers as symbols is for their values now."""
+    """A graph may have some of the numbers as symbols. It becomes specific to their present values."""
     constants: List[Any] = []
     for x in what:
         if type(x) in (int, float, torch.SymInt, torch.SymFloat):
@@ -146,7 +147,7 @@ _OPERAND_FIELDS = "positions", "start_positions", "cu_seqlens", "cos", "sin", "a
 
 
 def _rotate(*inputs: Any) -> Any:
-    """torch.ops.librope.rotate and its derivatives. The tensors that are there come first, and so do their results."""
+    """torch.ops.librope.rotate and its derivatives. Given tensors come first, and their results likewise."""
     if _is_transformed():
         return _apply_transformed(_TransformedRotation, inputs)
     return _Rotation.apply(*inputs) if _requires_grad(*inputs[1:4]) else operators.rotate(*inputs)
@@ -155,7 +156,7 @@ def _rotate(*inputs: Any) -> Any:
 def _rotate_linearly(
         what: Tuple[Any, ...], operands: Sequence[Optional[Tensor]], is_backward: bool,
         tensors: Sequence[Optional[Tensor]]) -> Tuple[Optional[Tensor], ...]:
-    """Those of the tensors that are there, by the rotation with the constants `what` and the operands."""
+    """Rotates the given tensors with the constants `what` and the operands."""
     given = [x for x in tensors if x is not None]
     if not given:
         return tuple(tensors)
@@ -177,7 +178,7 @@ def _save_rotation(ctx: Any, inputs: Tuple[Any, ...], *further: Tensor) -> Tuple
 
 
 def _rotate_back(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
-    """The gradient of a rotation is its transpose, and that of the transpose the rotation."""
+    """The gradient of a rotation is its transpose, and the gradient of the transpose is the rotation."""
     wanted = [grad if is_needed else None for grad, is_needed in zip(grads, ctx.needs_input_grad[1:4])]
     results = _rotate_linearly(ctx.what, ctx.saved_tensors[:len(_OPERANDS)], not ctx.is_backward, wanted)
     return (None, *results, *(None,) * (_NUM_ROTATE_INPUTS - 1 - len(results)))
@@ -203,7 +204,7 @@ class _TransformedRotation(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_forward(*_save_rotation(ctx, inputs, *output))  # the same ones, as vmap wants it
+        ctx.save_for_forward(*_save_rotation(ctx, inputs, *output))  # vmap requires those of backward
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -216,7 +217,7 @@ class _TransformedRotation(torch.autograd.Function):
                 raise ValueError(f"apply_rotary: {field}: it has a tangent of forward-mode AD, and no derivative here")
         operands, outputs = ctx.saved_tensors[:len(_OPERANDS)], ctx.saved_tensors[len(_OPERANDS):]
         results = _rotate_linearly(ctx.what, operands, ctx.is_backward, tangents[1:4])
-        # A tensor without a tangent beside one that has one: torch takes no None.
+        # torch accepts no None for a tensor without a tangent if another tensor has one.
         return tuple([torch.zeros_like(x) if y is None else y for x, y in zip(outputs, results)])
 
 
@@ -264,14 +265,14 @@ def apply_rotary(
     table_rows: AnyTableRows = TableRows.BY_POSITION,
     programmatic_launch: bool = False,
 ) -> Any:
-    """Rotates q, and k and v where given, in one launch: a tensor for q alone, otherwise a tuple.
+    """Rotates q, and k and v if given, in one launch. Returns a tensor for q alone, otherwise a tuple.
 
     q, k, v: [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own
-    q_pass, k_pass: as those of librope.Input: the channels outside the window of q, which has the window alone. Where
-        gradients are recorded or there is a v, windows are rotated first and joined to their pass by torch.cat, which
-        reads and writes all channels of the result once more; elsewhere the launch does it
+    q_pass, k_pass: as in librope.Input: the channels outside the window of q and k, which then hold the window alone.
+        The launch writes them to the result. If gradients are recorded or there is a v, the windows are rotated first
+        and joined to their pass by torch.cat, which reads and writes all channels of the result once more
     positions: [T], [S], [B, S] or [1, S]; cu_seqlens: [B + 1]; cos, sin, angles: [M, W] or by token
-    The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k, v, q_pass and k_pass alone;
+    The other arguments are those of RopeDesc and RopeDesc.forward. Gradients flow to q, k, v, q_pass and k_pass alone.
     inv_freq is a sequence of numbers, because it belongs to the descriptor.
     """
     head_dim = q.size(-1)
@@ -318,7 +319,7 @@ def apply_rotary(
 
 
 def _check_operands(function: str, position_offset: Any, *tables: Optional[Tensor]) -> None:
-    """What the operators would take for what it is not."""
+    """Refuses values that the operators would silently interpret as something else."""
     if _requires_grad(*tables):
         raise ValueError(f"{function}: cos, sin and angles have no gradient here: detach() them")
     if type(position_offset) is bool:
@@ -326,7 +327,7 @@ def _check_operands(function: str, position_offset: Any, *tables: Optional[Tenso
 
 
 def _head_dim_of(first: Tensor, *parts: Tuple[Optional[Tensor], Optional[Tensor]]) -> int:
-    """That of q or k beside its pass, or else of the first tensor."""
+    """The head_dim of q or k including its pass, or else of the first tensor."""
     for x, rest in parts:
         if x is not None and rest is not None:
             return x.size(-1) + rest.size(-1)
@@ -334,7 +335,7 @@ def _head_dim_of(first: Tensor, *parts: Tuple[Optional[Tensor], Optional[Tensor]
 
 
 def _check_pass(field: str, x: Optional[Tensor], rest: Optional[Tensor]) -> None:
-    """What torch.cat would take in spite of the library's rule."""
+    """Refuses tensors that torch.cat accepts against the library's rules."""
     if rest is not None and (x is None or x.dtype != rest.dtype or x.shape[:-1] != rest.shape[:-1]):
         raise ValueError(f"apply_rotary: {field}_pass: it must have {field}'s dtype and its axes but for the last")
 
@@ -342,7 +343,7 @@ def _check_pass(field: str, x: Optional[Tensor], rest: Optional[Tensor]) -> None
 def _joined(
         given: Any, q_pass: Optional[Tensor], k_pass: Optional[Tensor], offset: int,
         cu_seqlens: Optional[Tensor]) -> Any:
-    """The rotated windows among the results with what lies around them. The results before v are q and k."""
+    """Joins the rotated windows among the results to the channels around them. The results before v are q and k."""
     if q_pass is None and k_pass is None:
         return given
     results = [given] if isinstance(given, Tensor) else list(given)
@@ -372,7 +373,8 @@ def _wanted(gradients: Iterable[Optional[Tensor]]) -> Tuple[Tensor, ...]:
 
 
 def _last_gradients(entry: str, operator: Callable[..., Any]) -> Any:
-    """A function of the wanted results of an operator. It refuses its derivatives, which would else be taken for 0."""
+    """A function that returns the requested results of an operator. It refuses to be differentiated: torch would take
+    the derivatives for 0."""
 
     class Gradients(torch.autograd.Function):
         generate_vmap_rule = True
@@ -400,9 +402,9 @@ _NormGradients = _last_gradients("norm_rotary", operators.norm_rotate_backward)
 
 
 def _norm_rotate(*inputs: Any) -> Any:
-    """torch.ops.librope.norm_rotate and its gradient: the results that are there. Behind the operator's arguments stand
-    the normed tensors as bits, the axis of heads, and the most runs of tokens over which gradients of weights are
-    summed."""
+    """torch.ops.librope.norm_rotate and its gradient: the results of the given tensors. The operator's arguments are
+    followed by the normed tensors as bits, the axis of heads, and the largest number of runs of tokens over which
+    gradients of weights are summed."""
     if _is_transformed():
         return _apply_transformed(_TransformedNormRotation, inputs)
     return (_NormRotation.apply if _requires_grad(*inputs[1:4], *inputs[13:17]) else _norm_rotate_plainly)(*inputs)
@@ -426,7 +428,7 @@ def _save_norm_rotation(ctx: Any, inputs: Tuple[Any, ...]) -> None:
 
 def _norm_rotate_back(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
     key, position_offset, flags, table_rows, heads, most_runs = ctx.what
-    positions, *saved = ctx.saved_tensors  # once: checkpointing gives them once
+    positions, *saved = ctx.saved_tensors  # read once: checkpointing returns them only once
     operands, weights, inputs = saved[:-7], saved[-7:-3], saved[-3:]
     needed = ctx.needs_input_grad
     of_results = iter(grads)
@@ -439,14 +441,14 @@ def _norm_rotate_back(ctx: Any, grads: Sequence[Optional[Tensor]]) -> Tuple[Any,
     first = next((x for x in given if x is not None), None)
     if first is None:
         return tuple(results)
-    # Runs of 4 tokens at least: of shorter ones the rows would be as large as the tensors.
+    # Runs have at least 4 tokens: the rows of shorter ones would be as large as the tensors.
     axis: int = 3 - heads
     tokens = first.size(0) * (first.size(axis) if first.dim() == 4 else 1)
     num_runs = max(1, min(most_runs, (tokens + 3) // 4))
     weights = [None if given[i % 2] is None else x for i, x in enumerate(weights)]
     inputs = [None if grad is None else x for x, grad in zip(inputs, given)]
     call = (key, *given, positions, position_offset, flags, *operands, table_rows, *weights, *inputs, wanted, num_runs)
-    # Grad mode is on here where the gradient is to have one.
+    # Grad mode is on here if the gradient is to have a gradient.
     is_differentiated = _forward_ad._current_level >= 0 or _requires_grad(*given, *weights, *inputs)
     gradients = iter(_wanted((_NormGradients.apply if is_differentiated else operators.norm_rotate_backward)(*call)))
     for i, grad in enumerate(given):
@@ -500,7 +502,7 @@ def _count_multiprocessors(index: int) -> int:
 
 @_assume_constant_result
 def _most_runs_on(device: torch.device) -> int:
-    """A few for each multiprocessor; on CPUs one number, with which sums are the same on all of them."""
+    """A few runs for each multiprocessor. On CPUs it is one constant, so that all CPUs compute equal sums."""
     return 4 * _count_multiprocessors(device.index) if device.type == "cuda" and torch.cuda.is_available() else 128
 
 
@@ -555,20 +557,20 @@ def norm_rotary(
     unrotated: bool = False,
     programmatic_launch: bool = False,
 ) -> Any:
-    """Norms and rotates q, and k where given, and norms v where given, in one launch, and goes back in one: a tensor
-    for q alone, otherwise a tuple.
+    """Norms and rotates q, and k if given, and norms v if given, in one launch; the gradient is one launch, too.
+    Returns a tensor for q alone, otherwise a tuple.
 
-    q, k, v:      as for apply_rotary; v is not turned, and normed without weight and bias (Gemma 4)
-    norm_tensors: which of them are normed; 0: all that are given
+    q, k, v:      as in apply_rotary; v is not rotated, and normed without weight and bias (Gemma 4)
+    norm_tensors: the tensors that are normed; 0: all that are given
     norm_eps:     above 0
     q_weight, k_weight: F32 or the dtype of q, [D], or [H, D] with a weight for each head; None: 1, and
                   norm_weight_offset is not added
-    q_bias, k_bias: so too, "layer" only; None: 0
-    unrotated:    nothing is turned
-    The other arguments are RopeDesc's and RopeDesc.forward's. Gradients flow to q, k, v, weights and biases, each in
-    the dtype of its tensor; norm_rounding counts as none there. Those of weights and biases are summed in F32, or F64,
-    over runs of tokens, then over the runs. Gradients have none: to differentiate them raises NotImplementedError, and
-    so do forward mode and torch.vmap.
+    q_bias, k_bias: like the weights, "layer" only; None: 0
+    unrotated:    nothing is rotated
+    The other arguments are those of RopeDesc and RopeDesc.forward. Gradients flow to q, k, v, weights and biases, each
+    in the dtype of its tensor; they ignore norm_rounding. Gradients of weights and biases are summed in F32, or F64,
+    over runs of tokens, then over the runs. Gradients have no gradients: differentiating them raises
+    NotImplementedError, and so do forward mode and torch.vmap.
     """
     what = _what_of(
         q.dtype, q.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
@@ -656,17 +658,17 @@ def rotary_step(
     v_unrotated: bool = False,
     programmatic_launch: bool = False,
 ) -> Tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
-    """Norms and rotates q and k, scales heads, and writes k and v to paged caches, of 8 bits too, in one launch. For
-    inference: there is no gradient, and tensors that require grad are refused while grad mode is on.
+    """Norms and rotates q and k, scales heads, and writes k and v to paged caches, of 8 bits too, in one launch. It is
+    for inference: there is no gradient, and tensors that require grad are refused while grad mode is on.
 
-    q, k, v:     as for apply_rotary, one at least; q_weight and the others: as those of librope.Norm
-    cache:       a librope.Cache, whose k_cache and v_cache are written, and scales of theirs
-    cached_only: k and v get no output where they are cached
+    q, k, v:     as in apply_rotary, at least one; q_weight and the others: as in librope.Norm
+    cache:       a librope.Cache, with k_cache and v_cache, which are written, and their scales
+    cached_only: k and v get no output if they are cached
     quant:       a librope.Quant: scales of caches of 8 bits
-    input:       a librope.Input: channels outside the window, row factors. Beside its pass q has the window alone, and
-                 its output all channels; so for k
-    The other arguments are RopeDesc's and RopeDesc.forward's. Returns new tensors in the place of q, k and v, None for
-    what is not given or cached only.
+    input:       a librope.Input: channels outside the window, row factors. Beside its pass q holds the window alone,
+                 and its output all channels; likewise k
+    The other arguments are those of RopeDesc and RopeDesc.forward. Returns new tensors at the places of q, k and v,
+    None for those that are not given or cached only.
     """
     if q is None and k is None and v is None:
         raise TypeError("rotary_step: q, k and v are None: one of them must be given")
@@ -761,19 +763,19 @@ def _swiglu_key(*what: Any) -> str:
 
 
 _NUM_SWIGLU_INPUTS = 11
-_ROW_SCALE, _GATE_BIAS, _UP_BIAS = 3, 5, 6  # among them
+_ROW_SCALE, _GATE_BIAS, _UP_BIAS = 3, 5, 6  # at these places
 
 
 def _bias_gradient(grad: Tensor, bias: Tensor) -> Tensor:
-    """The sum over the rows that a bias was added to; those that do not exist are 0."""
+    """The sum over the rows that the bias was added to. Rows that do not exist are 0."""
     axes = tuple(range(bias.dim() - 1, grad.dim() - 1))
-    if axes:  # no axes would mean all of them
+    if axes:  # an empty list would mean all axes
         grad = grad.sum(axes, dtype=torch.promote_types(grad.dtype, bias.dtype))
     return grad.to(bias.dtype)
 
 
 def _bias_gradient_of_experts(grad: Tensor, bias: Tensor, offsets: Tensor) -> Tensor:
-    """The sums over the rows of each expert. Gradients of rows without one are 0."""
+    """The sums over the rows of each expert. Gradients of rows without an expert are 0."""
     rows = torch.arange(grad.size(0), device=grad.device)
     experts = torch.bucketize(rows, offsets[1:].to(rows.dtype), right=True).clamp(max=bias.size(0) - 1)
     grad = grad.to(torch.promote_types(grad.dtype, bias.dtype)).flatten(1, -2).sum(1) if grad.dim() > 2 else grad
@@ -782,7 +784,7 @@ def _bias_gradient_of_experts(grad: Tensor, bias: Tensor, offsets: Tensor) -> Te
 
 
 def _row_scale_gradient(grad: Tensor, row_scale: Tensor, row_index: Tensor) -> Tensor:
-    """The sums over the rows that took each factor. Gradients of rows that took none are 0."""
+    """The sums over the rows that use each factor. Gradients of rows without a factor are 0."""
     sums = torch.zeros(row_scale.shape, dtype=torch.promote_types(grad.dtype, torch.float32), device=grad.device)
     if not row_scale.size(0):
         return sums.to(row_scale.dtype)
@@ -803,7 +805,7 @@ def _gate_back(ctx: Any, grad_out: Tensor, first_input: int = 1) -> Tuple[Any, .
     wanted = needed[1] or needed[_GATE_BIAS], needed[2] or needed[_UP_BIAS], needed[_ROW_SCALE]
     bits = sum([1 << i for i, is_wanted in enumerate(wanted) if is_wanted])
     inputs = ctx.key, grad_out, gate, up, bits, *operands, ctx.flags
-    # Grad mode is on here where the gradient is to have one.
+    # Grad mode is on here if the gradient is to have a gradient.
     is_differentiated = _forward_ad._current_level >= 0 or _requires_grad(*inputs[1:4], *operands)
     given = iter(_wanted((_GatingGradients.apply if is_differentiated else operators.swiglu_backward)(*inputs)))
     grad_gate, grad_up, grad_row_scale = (next(given) if is_wanted else None for is_wanted in wanted)
@@ -851,8 +853,8 @@ class _TransformedGating(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """The slopes of gate and up are their gradients for a grad_out of 1, as the output of a channel depends on
-        these channels alone; that of row_scale is the output without it."""
+        """A channel of the output depends on that channel of gate and up alone, so the slopes of gate and up are their
+        gradients for a grad_out of 1. The slope of row_scale is the output without it."""
         gate, up, row_scale, *operands = ctx.saved_tensors
         if operands[-1] is not None or operands[-2] is not None:
             raise NotImplementedError("swiglu: expert_offsets and row_index have no derivative of forward mode")
@@ -886,8 +888,8 @@ def _by_name(operands: Sequence[Any]) -> Any:
 
 
 class _GatingToCodes(torch.autograd.Function):
-    """The codes that `write` makes, as if they were not rounded: their gradient is that of the values, and of the
-    values' dtype, for which autograd would else take that of the codes."""
+    """The codes that `write` makes, with a gradient as if they were not rounded. The gradient has the values' dtype;
+    autograd would otherwise expect that of the codes."""
 
     @staticmethod
     def forward(ctx: Any, write: Callable[[], Tensor], *inputs: Any) -> Any:
@@ -906,7 +908,7 @@ _knows_dtypes_of_gradients = hasattr(torch.autograd.function.FunctionCtx, "set_o
 def _gate_to_codes(
         what: Tuple[Any, ...], inputs: Tuple[Any, ...], out_dtype: Optional[torch.dtype], quant: Optional[SwigluQuant],
         group_size: Optional[int], scale_dtype: torch.dtype, programmatic_launch: bool) -> Any:
-    """swiglu whose output is quantised. inputs: gate, up and the operands that _by_name has."""
+    """swiglu with a quantised output. inputs: gate, up and the operands of _by_name."""
     gate, up, *operands = inputs
     _, num_rows, _, _, *of_rows = operands
     is_whole = num_rows is None and not any([x is not None for x in of_rows])  # every row is written
@@ -914,7 +916,7 @@ def _gate_to_codes(
     scale_layout = number_of(SCALE_LAYOUTS, "scale_layout", quant_group.scale_layout)
 
     def make(shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
-        """As bytes where torch.compile takes no others."""
+        """A tensor of bytes if torch.compile accepts no other type."""
         if _is_compiling() and operators.is_as_bytes(dtype):
             dtype = torch.uint8
         return (torch.empty if is_whole else torch.zeros)(shape, dtype=dtype, device=gate.device)
@@ -1008,8 +1010,8 @@ def swiglu(
     scale_dtype: torch.dtype = torch.float32,
     programmatic_launch: bool = False,
 ) -> Any:
-    """out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, or what gates by another activation, as
-    SwigluDesc and its forward have it.
+    """out_scale * g * sigmoid(alpha * g) * (u + up_offset) * row_scale, or the formula of another activation, as
+    SwigluDesc and its forward compute it.
 
     gate, up:  rank 1 to 4, one shape, any strides; two halves of a packed tensor are two views
     row_scale: the first axes of gate
@@ -1018,17 +1020,17 @@ def swiglu(
     expert_rows: [E] with gate [E, N, .., d]
     expert_offsets: [E + 1] with gate [N, .., d]
     row_index: [N], with row_scale [M]
-    out_dtype: torch.float8_e4m3fn, torch.float8_e5m2, or torch.float4_e2m1fn_x2 with half as many elements: a result of
-               codes. None: that of gate
-    quant:     a librope.SwigluQuant: scales of codes, which without them are not scaled
-    group_size: channels of the last axis that share a scale, which divide it: all of them for a scale of each row. The
-               result is (codes, scales), new scales [.., d / group_size] of scale_dtype, torch.float32,
+    out_dtype: torch.float8_e4m3fn or torch.float8_e5m2, or torch.float4_e2m1fn_x2 with half as many elements: the
+               result is codes. None: the dtype of gate
+    quant:     a librope.SwigluQuant: scales of codes. Without it codes are not scaled
+    group_size: channels of the last axis that share a scale. It divides the axis; all channels give a scale per row.
+               The result is (codes, scales), new scales [.., d / group_size] of scale_dtype, torch.float32,
                torch.float8_e8m0fnu (MXFP8 and MXFP4: 32 channels), or with 4 bits torch.float8_e4m3fn (NVFP4: 16), or
                with quant's scale_layout of "128x4" their tiles. None: no new scales; quant has those that are given
 
-    Gradients flow to gate, up, row_scale and the biases, of which each gets the sum over its rows. Those of codes too,
-    in eager with a torch that has set_output_grad_dtype: what comes back to codes counts as the gradient of the values
-    that they stand for, in gate's dtype; scales have none.
+    Gradients flow to gate, up, row_scale and the biases; each bias gets the sum over its rows. Codes have gradients in
+    eager with a torch that has set_output_grad_dtype: the gradient of codes counts as the gradient of the values that
+    they stand for, in gate's dtype. Scales have no gradients.
     """
     what = (gate.dtype, alpha, limit, up_offset, out_scale, 0, activation, gate_softcap, up_softcap, limit_rule,
             product_rounding, as_bits(quant_rounding))
@@ -1063,11 +1065,12 @@ def geglu(
 
 
 def geglu(gate: Tensor, up: Tensor, approximate: Literal["none", "tanh"] = "none", **keywords: Any) -> Any:
-    """gelu(gate, approximate=approximate) * up, in the words of torch.nn.functional.gelu; keywords as for swiglu."""
+    """gelu(gate, approximate=approximate) * up, with the arguments of torch.nn.functional.gelu. Keywords are those of
+    swiglu."""
     activation = _GELUS.get(approximate)
     if activation is None:
         raise ValueError(f"geglu: approximate is {approximate!r}: it must be one of {', '.join(_GELUS)}")
-    any_swiglu: Any = swiglu  # whose overloads tell apart what geglu's do
+    any_swiglu: Any = swiglu  # geglu's overloads distinguish the calls
     return any_swiglu(gate, up, activation=activation, **keywords)
 
 

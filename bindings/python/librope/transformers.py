@@ -1,28 +1,29 @@
 # transformers.py - Hugging Face models on librope
-"""patch(model) lets attention rotate, and gated MLPs gate, through librope.torch; unpatch(model) undoes it.
+"""patch(model) lets a model's attention rotate, and its gated MLPs gate, through librope.torch; unpatch(model) undoes
+it.
 
     model = AutoModelForCausalLM.from_pretrained(...)
     librope.transformers.patch(model)
 
-Llama, the text of Llama-4, Qwen2, Qwen3, Mistral, Ministral 3, Mistral 4, Gemma 1 to 3, Phi-3, GPT-NeoX, DeepSeek-V3,
-OLMo-2 and Cohere. Angles are computed from the frequencies that the model's rotary embedding holds, in place of cos and
-sin tables that it rounds to the model's dtype. An MLP is changed where its activation is SiLU: Gemma gates with GELU,
-and GPT-NeoX has no gate. Of DeepSeek-V3's and Mistral 4's routed experts the "grouped_mm" and "batched_mm"
-implementations are changed, the "eager" one is not; Llama-4's are not.
+The models are Llama, the text of Llama-4, Qwen2, Qwen3, Mistral, Ministral 3, Mistral 4, Gemma 1 to 3, Phi-3, GPT-NeoX,
+DeepSeek-V3, OLMo-2 and Cohere. Angles are computed from the frequencies that the model's rotary embedding holds,
+instead of the cos and sin tables that it rounds to the model's dtype. An MLP is changed if its activation is SiLU:
+Gemma gates with GELU, and GPT-NeoX has no gate. The routed experts of DeepSeek-V3 and Mistral 4 are changed in the
+"grouped_mm" and "batched_mm" implementations, not in the "eager" one; those of Llama-4 are not changed.
 
 The norms of q and k of Qwen3, Gemma 3, OLMo-2, Cohere and Llama-4 are part of the rotation's launch in inference and in
-training, forward and backward, where their weights have the dtype of q and they have no hooks. Elsewhere, as under
-autocast, in forward mode and in torch.func's transforms, they run as they are. Their gradients have no gradients:
-where these are needed, unpatch the model. OLMo-2's are over all heads of a token; tensor-parallel models of it, where a
-rank may have a part of them, are refused.
+training, forward and backward, if their weights have the dtype of q and they have no hooks. Otherwise, as under
+autocast, in forward mode and in torch.func's transforms, the model's own norms run. Their gradients have no gradients:
+if you need these, unpatch the model. Norms of OLMo-2 are over all heads of a token. Its tensor-parallel models, in
+which a rank may have a part of the heads, are refused.
 
 The temperature of Ministral 3, a factor of q that grows with the position, is part of the rotation's launch in
-inference and in training, and computed once for all layers. Llama-4 has it on layers that do not rotate, and Mistral 4
-multiplies channels that do not rotate as well: theirs stay the model's.
+inference and in training, and computed once for all layers. Llama-4 and Mistral 4 keep their own: Llama-4 has it on
+layers that do not rotate, and Mistral 4 also multiplies channels that do not rotate.
 
-patch(model, parity=True) changes the rotation alone, and no bit of it: from the model's own cos and sin it rounds what
-the model rounds, forward and backward. Logits are those of the model then. Llama-4, which multiplies complex numbers, is
-refused.
+patch(model, parity=True) changes the rotation alone, and no bit of its result: from the model's own cos and sin it
+rounds the values that the model rounds, forward and backward. Logits are then those of the model. Llama-4, which
+multiplies complex numbers, is refused.
 """
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ from .torch import apply_rotary, norm_rotary, swiglu
 
 __all__ = ["from_hf_config", "patch", "unpatch"]
 
-# modeling_<name>: what its classes begin with, and the functions by which its attention rotates, with the styles in
-# which they read and write pairs
+# modeling_<name>: the prefix of its classes, and the functions by which its attention rotates, with the styles in which
+# they read and write pairs
 _HALF = {"apply_rotary_pos_emb": (Style.HALF, Style.HALF)}
 _HALF_OR_INTERLEAVED = {**_HALF, "apply_rotary_pos_emb_interleave": (Style.INTERLEAVED, Style.HALF)}
 _FAMILIES = {
@@ -68,7 +69,7 @@ _FAMILIES = {
     "modeling_qwen3": ("Qwen3", _HALF),
 }
 
-# modeling_<name>: the class of its attention's q_norm and k_norm, or qk_norm for both, and what that computes
+# modeling_<name>: the class of its attention's q_norm and k_norm, or qk_norm for both, and the arguments of that norm
 _NORMS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "modeling_cohere": ("CohereLayerNorm", dict(norm=NormType.LAYER, norm_rounding=NormRounding.AFTER_WEIGHT)),
     "modeling_gemma3": ("Gemma3RMSNorm", dict(
@@ -80,7 +81,7 @@ _NORMS: Dict[str, Tuple[str, Dict[str, Any]]] = {
         norm=NormType.RMS, norm_rounding=NormRounding.BEFORE_WEIGHT | NormRounding.AFTER_WEIGHT)),
 }
 
-# modeling_<name>: the function by which its attention makes a factor of q for each position
+# modeling_<name>: the function with which its attention makes a factor of q for each position
 _TEMPERATURES = {"modeling_ministral3": "get_llama_4_attn_scale"}
 
 
@@ -89,7 +90,7 @@ def _name_of(modeling: str) -> str:
 
 
 def _temperature_in(modeling: types.ModuleType) -> Optional[str]:
-    """The name of its function; None where there is none, as in some versions of transformers."""
+    """The name of the function, or None if there is none, as in some versions of transformers."""
     name = _TEMPERATURES.get(_name_of(modeling.__name__), "")
     return name if hasattr(modeling, name) else None
 
@@ -102,8 +103,8 @@ _ROUNDS_ONCE = ("modeling_cohere",)
 
 
 class _Frequencies:
-    """What a patched rotary embedding returns in place of sin; in place of cos it returns the positions. Where the
-    model has one complex table or a temperature, a _Complex or a _Scaled has them."""
+    """A patched rotary embedding returns this instead of sin, and the positions instead of cos. If the model has one
+    complex table or a temperature, it returns a _Complex or a _Scaled with both."""
 
     __slots__ = ("buffer", "version", "inv_freq", "attention_scale")
 
@@ -115,7 +116,7 @@ class _Frequencies:
 
 
 class _Complex:
-    """In place of a complex table: the positions, and what is in place of sin elsewhere."""
+    """Replaces a complex table: the positions, and the object that other models have instead of sin."""
 
     __slots__ = ("pair",)
 
@@ -128,8 +129,8 @@ class _Complex:
 
 
 class _Scaled:
-    """In place of sin: frequencies, and the factor of q of each position, which a patched attention lets the rotation
-    multiply by."""
+    """Replaces sin: the frequencies, and the factor of q at each position, by which the rotation of a patched attention
+    multiplies."""
 
     __slots__ = ("frequencies", "q_factor", "is_fused")
 
@@ -138,12 +139,12 @@ class _Scaled:
         self.q_factor = q_factor
         self.is_fused = is_fused
 
-    def to(self, *arguments: Any, **keywords: Any) -> _Scaled:  # as accelerate moves it
+    def to(self, *arguments: Any, **keywords: Any) -> _Scaled:  # accelerate calls it
         return _Scaled(self.frequencies, self.q_factor.to(*arguments, **keywords), self.is_fused)
 
 
 class _Exact:
-    """In place of sin: the model's own sin, by which and by its cos a rotation has the model's roundings."""
+    """Replaces sin: the model's own sin. With it and the model's cos a rotation has the model's roundings."""
 
     __slots__ = ("sin", "rounds_once")
 
@@ -151,18 +152,19 @@ class _Exact:
         self.sin = sin
         self.rounds_once = rounds_once
 
-    def to(self, *arguments: Any, **keywords: Any) -> _Exact:  # as accelerate moves it
+    def to(self, *arguments: Any, **keywords: Any) -> _Exact:  # accelerate calls it
         return _Exact(self.sin.to(*arguments, **keywords), self.rounds_once)
 
 
 def _version_of(buffer: torch.Tensor) -> Optional[int]:
-    """Grows with each change in place, but of inference tensors."""
+    """A number that grows with each change in place. Inference tensors have none."""
     return None if buffer.is_inference() else buffer._version
 
 
 def _frequencies_of(rotary: Any, layer_type: Optional[str]) -> _Frequencies:
-    """Read again when the buffer was changed, or is another one: moved, cast, or rescaled for a longer sequence. While
-    torch.compile traces, the values that are known are constants, read as a plain attribute: it cannot trace more."""
+    """The frequencies are read again if the buffer was changed or replaced: moved, cast, or rescaled for a longer
+    sequence. While torch.compile traces, the stored values are constants, read as a plain attribute: it cannot trace
+    more."""
     known: Optional[_Frequencies] = rotary._librope_frequencies.get(layer_type)
     if known is not None and torch.compiler.is_compiling():
         return known
@@ -224,8 +226,8 @@ def _make_exact_rotary_forward(original: Callable[..., Any]) -> Callable[..., An
 def _rotate_exactly(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, given: _Exact, style: Style, out_style: Style,
         layout: AnyLayout) -> Any:
-    """From a column for each pair; the model has one for each channel. Where cos is wider than q torch's products are,
-    too, and the model rounds their sum."""
+    """Rotates with one column of cos and sin for each pair; the model has one for each channel. If cos is wider than q,
+    torch's products have the wider type, too, and the model rounds their sum."""
     sin = given.sin
     columns = slice(cos.shape[-1] // 2) if out_style == Style.HALF else slice(None, None, 2)
     rounds_each = cos.dtype == q.dtype and not given.rounds_once
@@ -238,7 +240,7 @@ def _rotate_exactly(
 def _rotate(
         q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, given: Union[_Frequencies, _Norms, _Scaled],
         style: Style, out_style: Style, layout: AnyLayout) -> Any:
-    """given: what is in place of sin"""
+    """given: the object instead of sin"""
     frequencies = given if isinstance(given, _Frequencies) else given.frequencies
     if isinstance(given, _Scaled) and given.is_fused:
         return apply_scaled_rotary(
@@ -266,7 +268,7 @@ def _make_apply(original: Callable[..., Any], style: Style, out_style: Style) ->
         layout: AnyLayout = "bhsd" if unsqueeze_dim == 1 else "bshd"
         if isinstance(sin, _Exact):
             return _rotate_exactly(q, k, cos, sin, style, out_style, layout)
-        if not isinstance(sin, (_Frequencies, _Norms, _Scaled)):  # of a model that is not patched
+        if not isinstance(sin, (_Frequencies, _Norms, _Scaled)):  # the model is not patched
             return original(q, k, cos, sin, *arguments, unsqueeze_dim=unsqueeze_dim, **keywords)
         return _rotate(q, k, cos, sin, style, out_style, layout)
 
@@ -288,7 +290,7 @@ def _make_apply_complex(original: Callable[..., Any], style: Style, out_style: S
 
 
 class _Multiplied:
-    """In place of the positions, and of the factors made of them, where q has been multiplied by these."""
+    """Replaces the positions, and the factors made of them, if q has already been multiplied by these."""
 
     def to(self, dtype: torch.dtype) -> _Multiplied:
         return self
@@ -296,7 +298,7 @@ class _Multiplied:
     @classmethod
     def __torch_function__(
             cls, function: Any, types: Any, arguments: Tuple[Any, ...] = (), keywords: Any = None) -> Any:
-        """q times this is q, in a way that torch.compile sees through, as it does not through __rmul__."""
+        """q times this is q. torch.compile can trace this function, unlike __rmul__."""
         return arguments[0] if function.__name__ in ("mul", "__mul__") else NotImplemented
 
 
@@ -326,7 +328,7 @@ def _make_scaled_attention_forward(original: Callable[..., Any]) -> Callable[...
 
 
 class _Norm:
-    """The norm of q or k of one attention, on tensors that are laid out for the rotation."""
+    """The norm of q or k of one attention, on tensors in the order of axes that the rotation uses."""
 
     __slots__ = ("module", "cls", "is_of_token")
 
@@ -336,7 +338,7 @@ class _Norm:
         self.is_of_token = is_of_token
 
     def __call__(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        """As the model computes it: on [B, S, H, D], or on [B, S, H * D]."""
+        """Computes the norm as the model does: on [B, S, H, D], or on [B, S, H * D]."""
         x = x.transpose(heads, 2)
         y: torch.Tensor = (
             self.module(x.flatten(2)).unflatten(2, x.shape[2:]) if self.is_of_token else self.module(x))
@@ -362,7 +364,7 @@ class _Norm:
 
 
 class _Norms:
-    """What a patched attention hands on in place of sin: the frequencies, and the norms that it left out."""
+    """A patched attention passes this on instead of sin: the frequencies, and the norms that it left out."""
 
     __slots__ = ("frequencies", "q", "k", "config")
 
@@ -382,7 +384,7 @@ class _Norms:
         return self.q.is_fused(q) and self.k.is_fused(k) and _eps_of(self.q.module) == _eps_of(self.k.module)
 
     def arguments(self, q: torch.Tensor, k: torch.Tensor, heads: int, rotation: TorchRotation) -> TorchNorm:
-        """Of norm_rotary."""
+        """The arguments of norm_rotary."""
         arguments: Any = dict(
             self.config, norm_eps=_eps_of(self.q.module), q_weight=self.q.weight(q, heads),
             k_weight=self.k.weight(k, heads), **rotation)
@@ -391,7 +393,7 @@ class _Norms:
 
 
 def _norms_of(attention: Any) -> Tuple[Any, Any]:
-    """Of q and of k; None where it has none."""
+    """The norms of q and of k, or None for one that does not exist."""
     if hasattr(attention, "qk_norm"):
         return attention.qk_norm, attention.qk_norm
     return getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
@@ -403,7 +405,7 @@ def _eps_of(norm: Any) -> float:
 
 
 class _WithoutNorms:
-    """An attention whose norms do nothing."""
+    """An attention with norms that return their input."""
 
     def __init__(self, attention: torch.nn.Module) -> None:
         self._attention = attention
@@ -438,13 +440,14 @@ def _make_attention_forward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_split(parameter: Any) -> bool:
-    """A DTensor of a mesh that has tensor parallelism; FSDP's are whole when the module runs."""
+    """Whether the parameter is a DTensor of a mesh with tensor parallelism. Parameters of FSDP are whole when the
+    module runs."""
     mesh = getattr(parameter, "device_mesh", None)
     return mesh is not None and "tp" in (mesh.mesh_dim_names or ())
 
 
 def _refuse_tensor_parallel(target: torch.nn.Module) -> None:
-    """Norms over all heads of a token need all heads."""
+    """Refuses models with norms over all heads of a token: these need all heads."""
     for module in target.modules():
         plan = _plan_for(type(module))
         if plan is None or plan[2] is not _make_attention_forward:
@@ -458,9 +461,9 @@ def _refuse_tensor_parallel(target: torch.nn.Module) -> None:
 
 
 class _Replacement:
-    """While it lives, the functions by which the attention of a modeling module rotates are librope's. They are globals
-    of that module and tell by what they are given whether a model is patched, so that other models of the family stay
-    as they are. What is patched holds it, deep copies included, and the last one to go brings the originals back."""
+    """While it exists, librope's functions replace those with which the attention of a modeling module rotates. These
+    are globals of the module. They recognise a patched model by its arguments, so that other models of the family are
+    not changed. Patched objects and their deep copies hold a reference, and the destructor restores the originals."""
 
     def __init__(self, modeling: types.ModuleType) -> None:
         self._modeling = modeling
@@ -484,7 +487,7 @@ class _Replacement:
 
     def __del__(self) -> None:
         for name, original, ours in self._functions:
-            if getattr(self._modeling, name, None) is ours:  # and not wrapped by somebody else since
+            if getattr(self._modeling, name, None) is ours:  # unless another program has wrapped it since
                 setattr(self._modeling, name, original)
 
 
@@ -541,7 +544,7 @@ Target = TypeVar("Target", bound=Union[torch.nn.Module, types.ModuleType])
 
 
 def _plan_for(cls: type, parity: bool = False) -> Optional[Tuple[types.ModuleType, str, Callable[..., Any]]]:
-    """The modeling module of a class, which of its methods to replace, and what makes the replacement."""
+    """The modeling module of a class, the method to replace, and the function that makes the replacement."""
     for base in cls.__mro__:
         family = _FAMILIES.get(_name_of(base.__module__))
         if family is None:
@@ -564,7 +567,7 @@ def _plan_for(cls: type, parity: bool = False) -> Optional[Tuple[types.ModuleTyp
 
 
 class _Method:
-    """A method of ours in place of a module's own. Unlike a bound method it can be pickled with the module."""
+    """Replaces a module's own method. Unlike a bound method it can be pickled with the module."""
 
     __slots__ = ("_function", "_module", "_parity")
 
@@ -600,7 +603,7 @@ def _patch_instance(module: torch.nn.Module, parity: bool) -> bool:
         is_changed = is_rotary or make is _make_scaled_attention_forward or _has_silu(module)
     if not is_changed:
         return False
-    # accelerate's hooks keep what they wrap under another name.
+    # accelerate's hooks keep the wrapped method under another name.
     place = "_old_forward" if method == "forward" and "_old_forward" in module.__dict__ else method
     ours = _Method(module, parity)
     module.__dict__["_librope_method"] = (method, ours, module.__dict__.get(place))
@@ -617,7 +620,7 @@ def _patch_instance(module: torch.nn.Module, parity: bool) -> bool:
 
 def _unpatch_instance(module: torch.nn.Module) -> None:
     method, ours, previous = module.__dict__.get("_librope_method", ("", None, None))
-    # Hooks that came or went since have moved it.
+    # Hooks that were added or removed since may have moved it.
     for place in (method, "_old_forward") if method else ():
         if module.__dict__.get(place) != ours:
             continue
@@ -635,7 +638,7 @@ def _patch_class(modeling: types.ModuleType, cls: Any, parity: bool) -> bool:
     plan = _plan_for(cls, parity)
     if plan is None:
         return False
-    if any("_librope_method" in base.__dict__ for base in cls.__mro__):  # patched before, or through its base
+    if any("_librope_method" in base.__dict__ for base in cls.__mro__):  # it or its base is already patched
         return True
     _, method, make = plan
     cls._librope_method = (method, cls.__dict__.get(method))
@@ -664,7 +667,7 @@ def _classes_of(modeling: types.ModuleType) -> List[type]:
 
 
 def _refuse_complex(target: Union[torch.nn.Module, types.ModuleType]) -> None:
-    """Llama-4 multiplies complex numbers of fp32, in which torch may fuse products and sums."""
+    """Refuses Llama-4: it multiplies complex numbers of fp32, in which torch may fuse products and sums."""
     names = [target.__name__] if isinstance(target, types.ModuleType) else [
         base.__module__ for module in target.modules() for base in type(module).__mro__]
     if any(_name_of(name) == "modeling_llama4" for name in names):
@@ -672,14 +675,14 @@ def _refuse_complex(target: Union[torch.nn.Module, types.ModuleType]) -> None:
 
 
 def patch(target: Target, *, parity: bool = False) -> Target:
-    """Lets a model rotate and gate through librope, and returns it.
+    """Lets a model rotate and gate through librope, and returns the model.
 
     target: a model or any torch.nn.Module of one, patched in place after its weights are loaded; or a modeling module
-            such as transformers.models.llama.modeling_llama, for all models of the family, those to come included.
-            Gradients of its norms of q and k, which are part of the rotation's launch, have no gradients
-    parity: the rotation alone, from the model's own cos and sin, with the bits of the model's code
-    Raises ValueError where there is nothing to patch, and for tensor-parallel models with norms over all heads.
-    Patching twice is harmless: the first time counts.
+            such as transformers.models.llama.modeling_llama, for all models of the family, also those made later.
+            Its norms of q and k become part of the rotation's launch; their gradients have no gradients
+    parity: only the rotation is changed: it uses the model's own cos and sin and has the bits of the model's code
+    Raises ValueError if there is nothing to patch, and for tensor-parallel models with norms over all heads. Patching
+    twice is harmless: the first call counts.
     """
     classes = _classes_of(target) if isinstance(target, types.ModuleType) else []
     if parity:
@@ -692,7 +695,7 @@ def patch(target: Target, *, parity: bool = False) -> Target:
                 _refuse_tensor_parallel(target)
             found = [_patch_instance(module, parity) for module in target.modules()]
     except BaseException:
-        unpatch(target)  # all of it or nothing
+        unpatch(target)  # patches all of the model or nothing
         raise
     if not any(found):
         raise ValueError(

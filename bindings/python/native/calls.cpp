@@ -1,12 +1,12 @@
 // calls.cpp - calls of descriptors with tensors of torch and arrays of NumPy, as builtins of Python
 //
-// They do what librope/_rope.py and librope/_swiglu.py do through ctypes, in a fraction of the time, for calls that
-// nothing can be said against. Of any other, and of one that the library refuses, they return NotImplemented, and nothing
-// was written: those modules then make the call again, and say what is wrong with it.
+// The builtins do the work of librope/_rope.py and librope/_swiglu.py without ctypes, in a fraction of the time, for
+// calls that need no check. For any other call, and for one that the library refuses, they write nothing and return
+// NotImplemented: those modules then repeat the call, and raise the error.
 //
-// Nothing of Python or torch is included: of Python's stable ABI what is used is declared here, and found in the
-// interpreter that loads this file; torch gives its tensors through DLPack's exchange API. One file serves every Python
-// and torch.
+// This file includes nothing of Python or torch. It declares the part of Python's stable ABI that it uses, and finds it
+// in the interpreter that loads it. torch gives its tensors through DLPack's exchange API. One file therefore serves
+// every Python and torch.
 #include <rope/rope.h>
 
 #include <cstddef>
@@ -102,7 +102,7 @@ struct ArrayInterface {
 };
 constexpr int kNativeOrder = 0x200, kWriteable = 0x400;
 
-// librope's, as librope/_calls.py gives them.
+// librope's functions, as librope/_calls.py passes them.
 struct RopeFunctions {
   decltype(&rope_forward) forward_rope;
   decltype(&rope_backward) backward_rope;
@@ -147,12 +147,12 @@ bool is_exactly(PyObject *x, const PyObject *type) {
   return Ref(PyObject_Type(x)).get() == type;
 }
 
-// Of what a call returns: of no object, which is an error, it is true.
+// Takes the result of a call. A result without an object, which is an error, counts as true.
 bool is_true(const Ref &x) {
   return !x || PyObject_IsTrue(x.get()) != 0;
 }
 
-// Forgets an error, but for one that is none of Exception.
+// Clears an error, unless it is not derived from Exception.
 bool is_interrupted() {
   if (PyErr_Occurred() == nullptr) return false;
   if (PyErr_ExceptionMatches(PyExc_Exception) == 0) return true;
@@ -160,7 +160,7 @@ bool is_interrupted() {
   return false;
 }
 
-// What a builtin returns for a call that it does not make.
+// The result of a builtin for a call that it does not make.
 PyObject *leave() {
   return is_interrupted() ? nullptr : new_reference(&_Py_NotImplementedStruct);
 }
@@ -176,15 +176,15 @@ struct Device {
   int32_t index;
 };
 
-// A framework whose arrays are read. None of the objects is ever freed.
+// A framework with arrays that the builtins read. Its objects are never freed.
 struct Framework {
   bool (*read)(PyObject *x, bool is_written, rope_tensor_t *view, Device *device);
-  bool (*is_plain)(PyObject *x);      // whether a tensor that a caller gives is all that `read` sees of it
-  bool (*is_transformed)();           // whether tensors may be other than they seem, or calls do other than they say
-  PyObject *types[2];                 // exactly these
+  bool (*is_plain)(PyObject *x);  // whether a tensor of the caller is all that `read` sees of it
+  bool (*is_transformed)();       // whether tensors may differ from what they show, or calls may do more than they show
+  PyObject *types[2];             // exactly these types, no subclasses
   PyObject *empty_like, *zeros_like;  // called with a tensor
   PyObject *widened;                  // called with a tensor, a number of channels, and whether they are zeroed
-  PyObject *wrote;                    // called with a tuple of tensors; NULL: nobody wants to know
+  PyObject *wrote;                    // called with a tuple of tensors; NULL if the framework needs no notice
 };
 Framework torch, numpy;
 
@@ -192,12 +192,12 @@ struct {
   const DlExchangeApi *api;
   PyObject *forward_ad;  // the module
   PyObject *is_grad_enabled;
-  PyObject *questions;  // a tuple: each is called, and nothing is transformed where all answers are false
+  PyObject *questions;  // a tuple of functions: nothing is transformed if all of them return false
 } torch_state;
 
 constexpr int kMaxAxes = 4;
 
-// Strides are counted in `unit`s, of one element or of its bytes. false: librope has no such tensors.
+// Strides are counted in `unit`s, of one element or of its bytes. Returns false if librope has no such tensors.
 template <typename Integer>
 bool fill(rope_tensor_t *view, void *data, rope_dtype_t dtype, int ndim, const Integer *shape, const Integer *strides,
           int unit) {
@@ -257,7 +257,7 @@ bool is_plain_torch(PyObject *x) {
   return !is_true(Ref(PyObject_CallMethodObjArgs(x, names.is_neg, nullptr)));
 }
 
-// Types of ml_dtypes share what this has of them: the way through ctypes asks for their names.
+// Several types of ml_dtypes look alike here. Calls with them go through ctypes, which reads their names.
 rope_dtype_t dtype_of(const ArrayInterface &x) {
   if ((x.flags & kNativeOrder) == 0) return 0;
   if (x.kind == 'f') {
@@ -304,9 +304,9 @@ bool is_torch_transformed() {
 constexpr int kMaxWritten = 14;  // three outputs, fault, six of a cache, four of a quant
 constexpr int kMaxResults = 3;
 constexpr int kMaxOrdinals = 16;
-PyObject *device_keys[1 + kMaxOrdinals];  // of a descriptor's handles: the CPU's, and those of CUDA
+PyObject *device_keys[1 + kMaxOrdinals];  // keys of a descriptor's handles: the CPU's, then CUDA's
 
-// One call. Its functions return whether it is still one that a builtin makes.
+// One call. Each function returns whether a builtin can still make the call.
 class Call {
  public:
   explicit Call(PyObject *desc) : desc_(desc) {}
@@ -315,7 +315,8 @@ class Call {
   bool read(PyObject *x, rope_tensor_t *view) { return x == kNone || read_given(x, false, view); }
   bool read_written(PyObject *x, rope_tensor_t *view) { return x == kNone || read_given(x, true, view); }
 
-  // output: None makes a new one, of the descriptor's head_dim where `like` has a pass. It is the call's next result.
+  // output: None makes a new one, with the descriptor's head_dim if `like` has a pass. It becomes the call's next
+  // result.
   bool read_output(PyObject *output, PyObject *like, bool is_zeroed, rope_tensor_t *view, bool has_pass = false) {
     if (output != kNone) {
       add_result(output);
@@ -328,7 +329,7 @@ class Call {
   }
   void add_result(PyObject *x) { results_[num_results_++].reset(new_reference(x)); }
 
-  // Calls the library and returns the results: those behind the first as a tuple, or where is_tuple is true.
+  // Calls the library and returns the results. Results behind the first, or all if is_tuple is true, form a tuple.
   template <typename Desc, typename Args>
   PyObject *run(rope_status_t (*function)(const Desc *, const Args *, rope_stream_t), const Args &args, bool is_tuple) {
     if (framework_ == nullptr) return leave();
@@ -382,8 +383,8 @@ class Call {
                     : nullptr;
   }
 
-  // The descriptor's for the device, which lives until the call returns, even where another
-  // thread closes the descriptor.
+  // The descriptor's handle for the device. It lives until the call returns, even if another thread closes the
+  // descriptor.
   Ref find_handle() const {
     if (device_.kind == ROPE_DEVICE_CUDA && (device_.index < 0 || device_.index >= kMaxOrdinals)) return Ref();
     PyObject *const key = device_keys[device_.kind == ROPE_DEVICE_CUDA ? 1 + device_.index : 0];
@@ -395,7 +396,8 @@ class Call {
     return Ref(PyObject_CallMethodObjArgs(desc_, names.handle_on, key, nullptr));
   }
 
-  // Tells the framework, one by one where a tensor has no version, an inference tensor of torch. false: an interrupt.
+  // Tells the framework which tensors were written, one by one if a tensor has no version (an inference tensor of
+  // torch). Returns false on an interrupt.
   bool tell_written() const {
     if (framework_->wrote == nullptr || num_written_ == 0 || tell_written(0, num_written_)) return true;
     for (int i = 0; i < num_written_; ++i) {
@@ -412,8 +414,8 @@ class Call {
   }
 
   PyObject *const desc_;
-  const Framework *framework_ = nullptr;  // of all tensors
-  Device device_ = {};                    // of all tensors
+  const Framework *framework_ = nullptr;  // of all tensors of the call
+  Device device_ = {};                    // of all tensors of the call
   int num_written_ = 0, num_results_ = 0;
   PyObject *written_[kMaxWritten];
   Ref results_[kMaxResults];
@@ -421,25 +423,25 @@ class Call {
 
 // ---- RoPE ----
 
-// Of librope: the classes that groups and enumerators have.
+// librope's classes of groups and enumerators.
 struct {
   PyObject *norm, *cache, *quant, *input, *swiglu_quant, *table_rows;
-  PyObject *strided;  // of the layouts of scales
+  PyObject *strided;  // the enumerator of a ScaleLayout
 } types;
 
-// Of what is no integer, or a bool, the long way knows what to say.
+// For an object that is no integer, or a bool, ctypes raises the right error.
 bool read_integer(PyObject *x, int64_t *number) {
   if (!is_exactly(x, &PyLong_Type) && !is_exactly(x, types.table_rows)) return false;
   *number = PyLong_AsLongLong(x);
   return *number != -1 || PyErr_Occurred() == nullptr;
 }
 
-// A group has a class of its own, whose objects may have been made in other ways than by its constructor.
+// A group has a class of its own. Its objects may have been made in other ways than by its constructor.
 bool is_group(PyObject *group, const PyObject *type, ptrdiff_t size) {
   return is_exactly(group, type) && PySequence_Size(group) == size;
 }
 
-// The first fields of a group, which are tensors that are read.
+// Reads the first fields of a group: tensors that the call reads.
 bool read_fields(PyObject *group, std::initializer_list<rope_tensor_t *> views, Call *call) {
   ptrdiff_t i = 0;
   for (rope_tensor_t *view : views) {
@@ -465,7 +467,7 @@ bool read_input(PyObject *group, Call *call, rope_input_args_t *input) {
 }
 
 enum QuantField : ptrdiff_t {
-  kQScalesOut = 4,  // behind the scales that are read
+  kQScalesOut = 4,  // after the scales that are read
   kKScalesOut,
   kVScalesOut,
   kAmaxOut,
@@ -473,7 +475,7 @@ enum QuantField : ptrdiff_t {
   kNumQuantFields = kScaleFloor + 3
 };
 
-// The numbers of a group of scales: its floor, and two flags behind it.
+// Reads the numbers of a group of scales: its floor, then two flags.
 template <typename Quant>
 bool read_quant_numbers(PyObject *group, ptrdiff_t floor, Quant *quant) {
   const int multiplies = PyObject_IsTrue(PyTuple_GetItem(group, floor + 1));
@@ -525,7 +527,7 @@ bool read_cache(PyObject *group, Call *call, rope_cache_args_t *cache) {
          call->read_written(field(kKPassScales), &cache->k_pass_scales);
 }
 
-// What the caller gives for outputs: None, a tensor, or a tuple or list with one for each input.
+// The caller's outputs: None, a tensor, or a tuple or list with one for each input.
 class Outputs {
  public:
   Outputs(PyObject *out, int num_inputs) {
@@ -546,7 +548,8 @@ class Outputs {
 };
 
 // rotate(desc, is_backward, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault, norm, cache,
-// quant, input, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated): those of RopeDesc.forward.
+// quant, input, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated): arguments of
+// RopeDesc.forward.
 PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
   if (count != 22) return leave();
   PyObject *const *const inputs = arguments + 2, *const *const operands = arguments + 6;
@@ -629,7 +632,7 @@ PyObject *rotate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
 
 // ---- SwiGLU ----
 
-// The operands from row_scale on, and programmatic_launch.
+// Reads the operands from row_scale on, and programmatic_launch.
 bool read_gating(PyObject *const *operands, Call *call, swiglu_args_t *args, swiglu_input_args_t *input) {
   rope_tensor_t *const views[] = {&args->row_scale,    &args->num_rows,        &input->gate_bias, &input->up_bias,
                                   &input->expert_rows, &input->expert_offsets, &input->row_index};
@@ -664,7 +667,7 @@ bool read_swiglu_quant(PyObject *group, Call *call, swiglu_quant_args_t *quant) 
 }
 
 // gate(desc, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
-// programmatic_launch, quant): those of SwigluDesc.forward.
+// programmatic_launch, quant): arguments of SwigluDesc.forward.
 PyObject *gate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
   if (count != 13) return leave();
   PyObject *const *const operands = arguments + 4;
@@ -685,7 +688,7 @@ PyObject *gate(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
 }
 
 // gate_back(desc, grad_out, gate, up, grad_gate, grad_up, grad_row_scale, out, row_scale, num_rows, gate_bias, up_bias,
-// expert_rows, expert_offsets, row_index, programmatic_launch): those of SwigluDesc.backward.
+// expert_rows, expert_offsets, row_index, programmatic_launch): arguments of SwigluDesc.backward.
 PyObject *gate_back(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
   if (count != 16) return leave();
   PyObject *const *const operands = arguments + 8;
@@ -700,12 +703,12 @@ PyObject *gate_back(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
   rope_tensor_t *const gradients[] = {&args.grad_gate, &args.grad_up, &args.grad_row_scale};
   for (int i = 0; i < 3; ++i) {
     PyObject *const gradient = arguments[4 + i];
-    if (inputs[i] == kNone) {  // of row_scale there is no result
+    if (inputs[i] == kNone) {  // there is no result for row_scale
       if (gradient != kNone) return leave();
     } else if (gradient == kFalse) {
       call.add_result(kNone);
     } else if (i == 2 && gradient == kNone && operands[6] != kNone) {
-      return leave();  // it is not like row_scale
+      return leave();  // the result has another shape than row_scale
     } else if (!call.read_output(gradient, inputs[i], has_rows_left_out(operands), gradients[i])) {
       return leave();
     }
@@ -716,8 +719,8 @@ PyObject *gate_back(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
 
 // ---- Loading ----
 
-// add_torch(types, empty_like, zeros_like, widened, wrote, capsule, forward_ad, is_grad_enabled, questions): whether its
-// tensors can be read.
+// add_torch(types, empty_like, zeros_like, widened, wrote, capsule, forward_ad, is_grad_enabled, questions): returns
+// whether torch's tensors can be read.
 PyObject *add_torch(PyObject *, PyObject *const *arguments, ptrdiff_t count) {
   if (count != 9) return leave();
   auto *const api = static_cast<const DlExchangeApi *>(PyCapsule_GetPointer(arguments[5], "dlpack_exchange_api"));
@@ -751,17 +754,17 @@ bool intern(PyObject **name, const char *text) {
 
 }  // namespace
 
-// Returns a tuple of the builtins, in their order above, or an exception. With the GIL, once in a process. version: the
-// ROPE_VERSION of the package that calls; NotImplemented is returned where it is another, and of a second call. The
-// functions are read at each call and must live as long as the process. classes: Norm, Cache, Quant, Input, SwigluQuant
-// and TableRows, then ScaleLayout.STRIDED. keys: of the handles of a descriptor, for the CPU and for each device of CUDA
-// that is served.
+// Returns a tuple of the builtins, in their order above, or an exception. It must be called with the GIL, once in a
+// process. version: the ROPE_VERSION of the calling package; a second call, or another version, returns NotImplemented.
+// The functions are read at each call and must live as long as the process. classes: Norm, Cache, Quant, Input,
+// SwigluQuant and TableRows, then ScaleLayout.STRIDED. keys: those of a descriptor's handles, for the CPU and for each
+// supported device of CUDA.
 extern "C" __attribute__((visibility("default"))) PyObject *rope_python_load(int32_t version,
                                                                              const RopeFunctions *functions,
                                                                              PyObject *classes, PyObject *keys) {
   if (version != ROPE_VERSION || rope != nullptr) return leave();
   rope = functions;
-  for (PyObject *object : {classes, keys}) Py_IncRef(object);  // forever
+  for (PyObject *object : {classes, keys}) Py_IncRef(object);  // never freed
   types = {PyTuple_GetItem(classes, 0), PyTuple_GetItem(classes, 1), PyTuple_GetItem(classes, 2),
            PyTuple_GetItem(classes, 3), PyTuple_GetItem(classes, 4), PyTuple_GetItem(classes, 5),
            PyTuple_GetItem(classes, 6)};

@@ -1,8 +1,8 @@
 // torch_operators.cpp - the kernels of torch.ops.librope for CPU and CUDA, over the stable C ABI of libtorch
 //
-// Nothing of torch is included or linked: what is used of its ABI is declared here and found in the libtorch that the
-// process has loaded, so that one file serves every torch from 2.10 on, with CUDA and without. The schemas, the fake
-// kernels and the derivatives are in librope/_torch_operators.py.
+// This file neither includes nor links torch. It declares the part of torch's ABI that it uses, and finds it in the
+// libtorch that the process has loaded. One file therefore serves every torch from 2.10 on, with CUDA and without. The
+// schemas, the fake kernels and the derivatives are in librope/_torch_operators.py.
 #include <dlfcn.h>
 #include <rope/rope.h>
 
@@ -63,7 +63,7 @@ using Kernel = void(Value *stack, uint64_t num_arguments, uint64_t num_results);
   DO(torch_library_impl, (Library *, const char *, Kernel *, uint64_t))                                           \
   DO(aoti_torch_delete_library_object, (Library *))
 
-// librope's, as librope/_torch_operators.py gives them.
+// librope's functions, as librope/_torch_operators.py passes them.
 struct RopeFunctions {
   decltype(&rope_last_error) last_error;
   decltype(&rope_desc_create) create_rope;
@@ -77,7 +77,7 @@ struct RopeFunctions {
 };
 const RopeFunctions *rope;
 
-constexpr uint64_t kTorch_2_10 = (uint64_t{2} << 56) | (uint64_t{10} << 48);  // whose conventions the kernels follow
+constexpr uint64_t kTorch_2_10 = (uint64_t{2} << 56) | (uint64_t{10} << 48);  // the kernels follow its conventions
 
 struct {
 #define DECLARE(name, parameters) int32_t(*name) parameters;
@@ -120,7 +120,7 @@ void check_rope(rope_status_t status) {
 
 // ---- Descriptors by their keys ----
 
-// A rope_desc_t or swiglu_desc_t. A call holds it until it returns, whatever the table forgets meanwhile.
+// A rope_desc_t or swiglu_desc_t. A call holds it until it returns, even if the table drops it meanwhile.
 using Descriptor = std::shared_ptr<void>;
 
 struct Device {
@@ -129,7 +129,7 @@ struct Device {
 };
 
 template <typename Text>
-struct Place {  // of a descriptor in the table
+struct Place {  // a descriptor's place in the table
   int32_t kind, index;
   Text text;
 };
@@ -149,11 +149,11 @@ struct KeptDescriptor {
   std::atomic<uint64_t> last_use{0};  // num_made at that time
 };
 
-// More than a model needs, in less than 2 MB. A program may make new ones forever, such as one for each length: the least
-// recently used one is forgotten, and its key makes it again.
+// More than a model needs, in less than 2 MB. A program may make new descriptors forever, for example one for each
+// length: the least recently used one is dropped, and its key makes it again.
 constexpr size_t kMaxDescriptors = 256;
 
-// The table lives as long as the process, whose other threads may call while it ends. Its lock is that of num_made, too.
+// The table lives as long as the process: other threads may call while the process ends. Its lock also guards num_made.
 std::shared_mutex descriptors_lock;
 using Descriptors = std::map<Place<std::string>, KeptDescriptor, IsBefore>;
 Descriptors &descriptors = *new Descriptors;
@@ -176,14 +176,15 @@ std::string bytes_of(std::string_view digits, const char *function) {
   return bytes;
 }
 
-// A config of any size that the library may know, 0 behind what the key has of it.
+// A config of any size that the library may have. Bytes that the key lacks are 0.
 template <typename Config>
 union ConfigBuffer {
   Config config;
   char bytes[kMaxConfigSize];
 };
 
-// The config that a key begins with, for the device; returns the number of its bytes. first_size: what is read here.
+// Reads the config at the beginning of a key, for the device; returns the number of its bytes. first_size: the size
+// that this version reads.
 template <typename Config>
 size_t read_config(const char *function, const std::string &bytes, size_t first_size, const Device &device,
                    ConfigBuffer<Config> *buffer) {
@@ -205,7 +206,7 @@ size_t read_config(const char *function, const std::string &bytes, size_t first_
   return size;
 }
 
-// Takes the next array of the key, which is there where its pointer in the config is not NULL.
+// Takes the next array of the key. It exists if its pointer in the config is not NULL.
 template <typename Number>
 const Number *take_array(const char **next, const char *end, const Number *marker, size_t count, std::string *storage,
                          bool *is_cut) {
@@ -252,7 +253,7 @@ Descriptor make_swiglu(const char *function, std::string_view key, const Device 
   return {desc, rope->destroy_swiglu};
 }
 
-// NULL where it is not kept. The lock is held, shared or not.
+// Returns NULL if the descriptor is not in the table. The caller holds the lock, shared or not.
 Descriptor find_kept(const Place<std::string_view> &place) {
   const auto found = descriptors.find(place);
   if (found == descriptors.end()) return nullptr;
@@ -284,12 +285,12 @@ Descriptor find_descriptor(const char *function, std::string_view prefix, std::s
 // ---- Tensors ----
 
 constexpr int kMaxAxes = 4;
-constexpr uint64_t kMaxArguments = 47;  // those of step
+constexpr uint64_t kMaxArguments = 47;  // the number of step's arguments
 constexpr int kMaxDtypes = 64;
 rope_dtype_t rope_dtypes[kMaxDtypes];  // by torch's number; 0: none
 int32_t torch_cpu, torch_cuda;
 
-// The arguments of a kernel, which owns them, in the order of the schema.
+// The arguments of a kernel, in the order of the schema. The kernel owns them.
 class Arguments {
  public:
   Arguments(Value *stack, uint64_t given, uint64_t expected) : next_(stack) {
@@ -337,7 +338,7 @@ class Arguments {
   Tensor *tensors_[kMaxArguments];
 };
 
-// New tensors, the results of a kernel; freed where it fails.
+// New tensors, the results of a kernel. They are freed if the kernel fails.
 class Results {
  public:
   Results() = default;
@@ -361,7 +362,7 @@ class Results {
   Tensor *tensors_[4];
 };
 
-// What the tensors of one call are read with.
+// Reads the tensors of one call.
 class Reader {
  public:
   Reader(const char *function, const char *field, Tensor *first) : function_(function) {
@@ -389,7 +390,7 @@ class Reader {
     CALL_TORCH(torch_get_mutable_data_ptr, x, &view->data);
   }
 
-  // What torch.empty_like(x), or zeros_like, makes of the tensor that `like` shows; *view shows it.
+  // Makes torch.empty_like(x), or zeros_like, of the tensor that `like` shows; *view shows the new one.
   Tensor *make(const rope_tensor_t &like, Tensor *x, bool is_zeroed, rope_tensor_t *view) const {
     *view = like;
     if (!is_dense(like)) compact_strides(like, view->stride);
@@ -398,7 +399,7 @@ class Reader {
     return make_strided(dtype, is_zeroed, view);
   }
 
-  // Zeros of F32 or F64, [rows, columns]; *view shows them.
+  // Makes zeros of F32 or F64, [rows, columns]; *view shows them.
   Tensor *make_zeros(rope_dtype_t dtype, int64_t rows, int64_t columns, rope_tensor_t *view) const {
     *view = {};
     view->dtype = dtype;
@@ -415,7 +416,7 @@ class Reader {
   rope_stream_t stream() const {
     if (device_.kind == ROPE_DEVICE_CPU) return nullptr;
     using Function = int32_t(int32_t, void **);
-    static Function *const current_stream = [] {  // of a torch with CUDA alone
+    static Function *const current_stream = [] {  // only a torch with CUDA has it
       Function *found = nullptr;
       void *library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
       if (library != nullptr) find(library, "aoti_torch_get_current_cuda_stream", &found);
@@ -428,7 +429,7 @@ class Reader {
   }
 
  private:
-  // A tensor of the view's shape and strides, whose data the view gets.
+  // Makes a tensor with the view's shape and strides, and sets the view's data to its data.
   Tensor *make_strided(int32_t dtype, bool is_zeroed, rope_tensor_t *view) const {
     Tensor *made = nullptr;
     CALL_TORCH(aoti_torch_empty_strided, view->ndim, view->shape, view->stride, dtype,
@@ -486,7 +487,7 @@ class Reader {
     return true;
   }
 
-  // torch's rule: axes are ordered by strides, those of equal ones by lengths; a stride of 0 says nothing.
+  // torch's rule orders axes by strides, and axes with equal strides by length. A stride of 0 decides nothing.
   static bool must_swap(const rope_tensor_t &x, int inner, int outer, bool *is_settled) {
     const int64_t a = x.stride[inner], b = x.stride[outer];
     *is_settled = a != 0 && b != 0 && a < b;
@@ -521,11 +522,11 @@ class Reader {
 
 // ---- RoPE ----
 
-// In `flags`, whose lower half are those of rope_args_t.
+// Bits of `flags` above those of rope_args_t, which are the lower half.
 constexpr int64_t kArgsFlags = 0xFFFF, kSkipSlot0 = 0x10000, kHasNorm = 0x20000, kScaleMultiplies = 0x40000,
                   kPowerOfTwo = 0x80000;
 
-// What the operators of RoPE have behind q, k, v and their outputs.
+// The operands that RoPE's operators have behind q, k, v and their outputs.
 struct Operands {
   bool is_backward;
   Tensor *positions, *start_positions, *cu_seqlens, *cos, *sin, *angles;
@@ -566,7 +567,7 @@ struct Operands {
 
 const char *const kFields[] = {"q", "k", "v"};
 
-// New tensors for those of q, k and v that are there.
+// Makes new tensors for the given ones of q, k and v.
 void rotate_to_new(const Reader &reader, const Descriptor &desc, Tensor *const (&inputs)[3], const Operands &operands,
                    rope_args_t *args, Value *stack) {
   rope_tensor_t *const views[] = {&args->q, &args->k, &args->v};
@@ -597,7 +598,7 @@ void rotate(Value *stack, uint64_t num_arguments, uint64_t) {
   rotate_to_new(reader, desc, inputs, operands, &args, stack);
 }
 
-// In place: what step does, too, but many absent arguments cost more than 1 us.
+// Rotates in place. step could do this, too, but its many absent arguments cost more than 1 us.
 void rotate_(Value *stack, uint64_t num_arguments, uint64_t) {
   Arguments arguments(stack, num_arguments, 14);
   const std::string_view key = arguments.text();
@@ -614,7 +615,7 @@ void rotate_(Value *stack, uint64_t num_arguments, uint64_t) {
   operands.run(desc, args, reader);
 }
 
-// A tensor of a group: where it goes, and its name in errors.
+// A tensor of a group: its field, and its name in errors.
 template <typename Group>
 struct GroupField {
   rope_tensor_t Group::*view;
@@ -657,7 +658,7 @@ constexpr GroupField<swiglu_quant_args_t> swiglu_quant_fields[] = {
     {&swiglu_quant_args_t::scales_out, "scales_out", true},
     {&swiglu_quant_args_t::amax_out, "amax_out", true}};
 
-// The tensors of a group, taken when the arguments are and read when there is a Reader.
+// The tensors of a group. They are taken with the arguments, and read once there is a Reader.
 template <typename Group, size_t kCount>
 class GroupTensors {
  public:
@@ -680,7 +681,7 @@ class GroupTensors {
   Tensor *tensors_[kCount];
 };
 
-// Whether there is a group of scales, which is filled then.
+// Fills the group of scales, and returns whether there is one.
 template <typename Quant, size_t kCount>
 bool fill_quant(const GroupTensors<Quant, kCount> &tensors, double scale_floor, int64_t flags, const Reader &reader,
                 Quant *quant) {
@@ -707,7 +708,7 @@ void norm_rotate(Value *stack, uint64_t num_arguments, uint64_t) {
   rotate_to_new(reader, desc, inputs, operands, &args, stack);
 }
 
-// Of rows [num_runs, C] the columns of one weight: [num_runs, D] or [num_runs, H, D].
+// Selects the columns of one weight in rows [num_runs, C]: [num_runs, D] or [num_runs, H, D].
 rope_tensor_t columns_of(const rope_tensor_t &rows, int64_t first, const rope_tensor_t &weight) {
   rope_tensor_t part = rows;
   const int64_t size = rows.dtype == ROPE_DTYPE_F64 ? 8 : 4;
@@ -738,7 +739,7 @@ void norm_rotate_backward(Value *stack, uint64_t num_arguments, uint64_t) {
   const Operands operands(true, &arguments);
   for (Tensor *&x : weights) x = arguments.optional_tensor();
   for (Tensor *&x : inputs) x = arguments.optional_tensor();
-  const int64_t wanted = arguments.integer();  // a bit for each of the weights
+  const int64_t wanted = arguments.integer();  // one bit for each of the weights
   const int64_t num_runs = arguments.integer();
 
   int first = 0;
@@ -762,7 +763,7 @@ void norm_rotate_backward(Value *stack, uint64_t num_arguments, uint64_t) {
     }
     reader.read(views[i], kFields[i], gradients[i]);
     reader.read(input_views[i], kept_fields[i], inputs[i]);
-    const bool is_like_input = inputs[i] != nullptr;  // as forward makes its results
+    const bool is_like_input = inputs[i] != nullptr;  // the shape that forward gives its results
     results.add(reader.make(is_like_input ? *input_views[i] : *views[i], is_like_input ? inputs[i] : gradients[i],
                             operands.cu_seqlens != nullptr, output_views[i]));
   }
@@ -844,7 +845,7 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
   reader.read_written(&args.fault, "fault", fault);
 
   const int64_t flags = operands.flags;
-  if (norm_tensors.has_any() || (flags & kHasNorm) != 0) {  // a norm without weights has the flag alone
+  if (norm_tensors.has_any() || (flags & kHasNorm) != 0) {  // the flag alone means a norm without weights
     norm_tensors.fill(reader, &norm);
     args.norm = &norm;
   }
@@ -863,7 +864,7 @@ void step(Value *stack, uint64_t num_arguments, uint64_t) {
 
 // ---- SwiGLU ----
 
-// What the operators of SwiGLU have in common.
+// The common part of SwiGLU's operators.
 struct Gating {
   Tensor *gate, *up, *row_scale = nullptr, *num_rows = nullptr, *gate_bias = nullptr, *up_bias = nullptr,
                      *expert_rows = nullptr, *expert_offsets = nullptr, *row_index = nullptr;
@@ -946,7 +947,7 @@ void swiglu_out(Value *stack, uint64_t num_arguments, uint64_t) {
   reader.read_written(&gating.args.out, "out", out);
   int32_t dtype = 0;
   CALL_TORCH(aoti_torch_get_dtype, out, &dtype);
-  if (dtype == torch.aoti_torch_dtype_uint8()) gating.args.out.dtype = ROPE_DTYPE_F4_E2M1X2;  // as graphs have it
+  if (dtype == torch.aoti_torch_dtype_uint8()) gating.args.out.dtype = ROPE_DTYPE_F4_E2M1X2;  // graphs use uint8
   if (scale_layout != static_cast<int32_t>(scale_layout)) fail("swiglu_out: scale_layout is out of range");
   swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
   quant.scale_layout = static_cast<int32_t>(scale_layout);
@@ -961,7 +962,7 @@ void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
   const std::string_view key = arguments.text();
   Tensor *const grad_out = arguments.tensor();
   Gating gating(&arguments);
-  const int64_t wanted = arguments.integer();  // a bit for each of gate, up and row_scale
+  const int64_t wanted = arguments.integer();  // one bit for each of gate, up and row_scale
   gating.take_operands(&arguments);
   const Reader reader("swiglu_backward", "grad_out", grad_out);
   const Descriptor desc = find_descriptor("swiglu_backward", kSwigluPrefix, key, reader.device());
@@ -970,7 +971,7 @@ void swiglu_backward(Value *stack, uint64_t num_arguments, uint64_t) {
   reader.read(&args.grad_out, "grad_out", grad_out);
   Tensor *const inputs[] = {gating.gate, gating.up, gating.row_scale};
   rope_tensor_t of_row_scale = args.row_scale;
-  if (gating.row_index != nullptr) {  // a gradient of each row
+  if (gating.row_index != nullptr) {  // each row has a gradient
     of_row_scale.shape[0] = args.gate.shape[0];
     of_row_scale.stride[0] = 1;
   }
@@ -1012,7 +1013,7 @@ char load_failure[256];
   return load_failure;
 }
 
-// Registers the kernels for one kind of device. NULL, or what torch refuses: then none of them is registered.
+// Registers the kernels for one kind of device. Returns NULL, or torch's reason for refusing; then none is registered.
 const char *register_kernels(const char *dispatch_key, Library **library) {
   if (torch.aoti_torch_library_init_impl("librope", dispatch_key, "librope_torch.so", 0, library) != 0) {
     return "torch refuses kernels for the library librope";
@@ -1028,9 +1029,9 @@ const char *register_kernels(const char *dispatch_key, Library **library) {
 
 }  // namespace
 
-// Registers the kernels, whose schemas are defined, with the torch that is loaded. Once in a process. The functions are
-// read at each call and must live as long as the process. version: the ROPE_VERSION of the package that calls. NULL, or
-// what does not fit: then nothing is registered.
+// Registers the kernels with the torch that is loaded. The schemas must be defined. It must be called once in a
+// process. The functions are read at each call and must live as long as the process. version: the ROPE_VERSION of the
+// calling package. Returns NULL, or the reason why nothing was registered.
 extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(const RopeFunctions *functions,
                                                                               int32_t version) {
   if (version != ROPE_VERSION) {
@@ -1069,11 +1070,11 @@ extern "C" __attribute__((visibility("default"))) const char *rope_torch_load(co
                 {torch.aoti_torch_dtype_float8_e5m2(), ROPE_DTYPE_F8_E5M2},
                 {e8m0, ROPE_DTYPE_F8_E8M0},
                 {e2m1x2, ROPE_DTYPE_F4_E2M1X2},
-                {torch.aoti_torch_dtype_uint8(), ROPE_DTYPE_F8_E8M0}};  // as graphs have it
+                {torch.aoti_torch_dtype_uint8(), ROPE_DTYPE_F8_E8M0}};  // graphs have E8M0 as uint8
   for (const auto &each : dtypes) {
     if (each.number >= 0 && each.number < kMaxDtypes) rope_dtypes[each.number] = each.dtype;
   }
-  Library *cpu = nullptr, *cuda = nullptr;  // kept: to free one takes its kernels back
+  Library *cpu = nullptr, *cuda = nullptr;  // never freed: this would remove the kernels
   const char *failure = register_kernels("CPU", &cpu);
   if (failure != nullptr) return failure;
   failure = register_kernels("CUDA", &cuda);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # run.py - runs test files: python3 bindings/python/tests/run.py [test_numpy ...]; all of them without an argument
-"""The library is $ROPE_LIBRARY or $ROPE_LIB_DIR. Exits 77 where every test was skipped, with the reasons."""
+"""The library is $ROPE_LIBRARY or in $ROPE_LIB_DIR. Exits with 77 if every test was skipped, and prints the reasons."""
 import os
 import sys
 import unittest
@@ -11,7 +11,7 @@ SKIPPED = 77
 
 
 class Result(unittest.TextTestResult):
-    """Counts what passed: tests of a class that was skipped as a whole do not show in testsRun."""
+    """Counts the tests that passed: testsRun does not show tests of a class that was skipped as a whole."""
 
     passed = 0
 
@@ -22,7 +22,7 @@ class Result(unittest.TextTestResult):
 
 def main() -> int:
     sys.path[:0] = [str(HERE.parent), str(HERE)]
-    # Subprocesses find the package, too.
+    # Subprocesses must find the package, too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     names = [Path(name).stem for name in sys.argv[1:]] or sorted(path.stem for path in HERE.glob("test_*.py"))
     suite = unittest.TestSuite()

@@ -1,4 +1,4 @@
-# support.py - what the tests share: optional modules, and the formulas in float64
+# support.py - shared by the tests: optional modules, and the formulas in float64
 from __future__ import annotations
 
 import contextlib
@@ -22,7 +22,7 @@ long = unittest.skipUnless(
 
 
 def needs(*names):
-    """The modules; skips the whole file where one is missing."""
+    """Returns the modules. Skips the whole file if one is missing."""
     modules = []
     for name in names:
         try:
@@ -33,7 +33,7 @@ def needs(*names):
 
 
 def run_threads(count, work):
-    """work(number), by each of them at once."""
+    """Runs work(number) in each of `count` threads at once."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -43,7 +43,7 @@ def run_threads(count, work):
 
 @contextlib.contextmanager
 def through_ctypes():
-    """Calls of descriptors do without the builtins of librope_python.so meanwhile."""
+    """Inside this context, calls of descriptors do not use the builtins of librope_python.so."""
     from librope import _calls
 
     with contextlib.ExitStack() as stack:
@@ -54,8 +54,8 @@ def through_ctypes():
 
 @contextlib.contextmanager
 def seen_args(observe):
-    """Calls observe(function, args struct) for each call that reaches the library meanwhile, by the builtins and from
-    torch's operators too."""
+    """Inside this context, calls observe(function, args struct) for each call that reaches the library, also from the
+    builtins and from torch's operators."""
     from librope import _abi, _library
 
     with contextlib.ExitStack() as stack:
@@ -74,7 +74,7 @@ def seen_args(observe):
                     return function(desc, args, stream)
 
                 callback = kind(native)
-                stack.callback(lambda callback: None, callback)  # which lives as long as its address is there
+                stack.callback(lambda callback: None, callback)  # keeps the callback while its address is used
                 stack.callback(setattr, functions, name, address)
                 setattr(functions, name, ctypes.cast(callback, ctypes.c_void_p).value)
         for name in ("rope_forward", "rope_backward", "rope_explain", "swiglu_forward", "swiglu_backward",
@@ -115,12 +115,12 @@ def rotate(x, positions, inv_freq, style, out_style=None, offset=0, scale=1.0, t
 
 
 def parted(x, offset, width):
-    """The window of x's channels, and those around it."""
+    """The window of x's channels, and the channels around it."""
     return x[..., offset:offset + width], numpy.delete(x, slice(offset, offset + width), axis=-1)
 
 
 def norm(x, weight=None, bias=None, offset=0.0, eps=1e-6, layer=False, extent="head"):
-    """x [..., H, D], normed over D, or over H and D."""
+    """The norm of x [..., H, D] over D, or over H and D."""
     x = numpy.asarray(x, dtype=numpy.float64)
     axes = (-1,) if extent == "head" else (-2, -1)
     if layer:
@@ -132,8 +132,8 @@ def norm(x, weight=None, bias=None, offset=0.0, eps=1e-6, layer=False, extent="h
 
 
 def scaled(x, groups, top, floor=0.0, power_of_two=False):
-    """The scale of each of so many groups of x's channels, and the products that become codes, both numbers of fp32.
-    top: the largest number of the codes' type; floor: of the largest magnitudes."""
+    """The scale of each of this many groups of x's channels, and the products that become codes, both as numbers of
+    fp32. top: the largest number of the codes' type; floor: lower bound of the largest magnitudes."""
     parts = numpy.asarray(x, dtype=numpy.float64).reshape(*x.shape[:-1], groups, -1)
     scales = numpy.maximum(numpy.abs(parts).max(axis=-1), numpy.float32(floor)) / top
     if power_of_two:
@@ -147,7 +147,7 @@ def sigmoid(x):
     return 1.0 / (1.0 + numpy.exp(-x))
 
 
-# What each activation multiplies the gate by.
+# The factor of the gate for each activation.
 WEIGHTS = {
     "swiglu": sigmoid,
     "geglu_erf": lambda x: 0.5 * (1.0 + numpy.vectorize(math.erf, otypes=[float])(x / math.sqrt(2.0))),
@@ -162,7 +162,7 @@ def soft_cap(x, cap):
 
 def swiglu(gate, up, alpha=1.0, limit=None, up_offset=0.0, out_scale=1.0, row_scale=None, activation="swiglu",
            gate_softcap=0.0, up_softcap=0.0, limit_rule="gate", gate_bias=0.0, up_bias=0.0):
-    """A bias [d], or one that broadcasts against gate."""
+    """Each bias is [d], or broadcasts against gate."""
     g, u, gate_bias, up_bias = (numpy.asarray(x, dtype=numpy.float64) for x in (gate, up, gate_bias, up_bias))
     g, u = g + gate_bias, u + up_bias
     if limit is not None:
@@ -181,7 +181,7 @@ def swiglu_differences(grad_out, gate, up, step=1e-5, **form):
             dy * (swiglu(g, u + step, **form) - swiglu(g, u - step, **form)) / (2 * step))
 
 
-# One of each option, and several together.
+# Each option alone, and several together.
 SWIGLU_FORMS = (
     dict(activation="geglu_erf"), dict(activation="geglu_tanh"), dict(activation="reglu"),
     dict(gate_softcap=1.5), dict(up_softcap=0.75), dict(limit=0.5, limit_rule="activation"),
@@ -191,7 +191,7 @@ SWIGLU_FORMS = (
 
 
 def swiglu_gradients(grad_out, gate, up, row_scale=None):
-    """Of gate, up and row_scale, with alpha 1 and no limit."""
+    """The gradients of gate, up and row_scale, with alpha 1 and no limit."""
     dy, g, u = (numpy.asarray(x, dtype=numpy.float64) for x in (grad_out, gate, up))
     r = 1.0 if row_scale is None else numpy.asarray(row_scale, dtype=numpy.float64)[..., None]
     s = sigmoid(g)

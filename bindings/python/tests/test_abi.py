@@ -1,4 +1,4 @@
-# test_abi.py - the mirror in _abi.py is the header, and what tests/abi has written down
+# test_abi.py - the mirror in _abi.py equals the header, and the golden files in tests/abi
 from __future__ import annotations
 
 import ctypes
@@ -18,7 +18,7 @@ SCALARS = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "int64_t": ct
 
 
 def ctype_of(text):
-    """The mirror's type for a C type of the header: result or parameter, with or without its name."""
+    """The mirror's type for a C type of the header, of a result or a parameter, with or without its name."""
     text = re.sub(r"\bconst\b", "", text).strip()
     match = re.match(r"(\w+)\s*(\**)", text)
     name, stars = match.group(1), len(match.group(2))
@@ -83,7 +83,7 @@ class AbiTest(unittest.TestCase):
                 others = "(FLAG|ORDER|EXTENT|TENSOR|ROUND)_" if prefix == "ROPE_NORM_" else "FLAG_"
                 constants = {name: value for name, value in vars(_abi).items()
                              if name.startswith(prefix) and not re.match(others, name[len(prefix):])}
-                # No name of Python begins with a digit.
+                # A name in Python cannot begin with a digit.
                 names = {prefix + member.name.replace("TILES_", ""): int(member) for member in enum}
                 self.assertEqual(names, constants)
 

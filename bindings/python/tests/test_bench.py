@@ -1,4 +1,4 @@
-# test_bench.py - bench.py measures each of its rows, of results that it has compared first, or says why not
+# test_bench.py - bench.py measures each of its rows after it has compared their results, or says why it does not
 from __future__ import annotations
 
 import json
@@ -20,7 +20,7 @@ import bench  # noqa: E402
 OPERATOR = "the operator"
 OTHERS = "Liger", "flash-attn"  # they may be installed, and need a GPU
 
-# Each row: what it must stand beside, and whether a ratio is demanded.
+# For each row: the candidates beside it, and whether it has a limit.
 ROWS = {
     "desc/in-place": (OPERATOR, True), "desc/new": (OPERATOR, True), "desc/numpy": ("in a loop in C", True),
     "desc/numpy/ctypes": ("by ctypes", True), "torch/apply_rotary": (OPERATOR, True),
@@ -37,7 +37,7 @@ ROWS = {
 
 
 def run(folder, *arguments):
-    """Exit status, the rows by name, and what was printed."""
+    """The exit status, the rows by name, and the printed text."""
     file = Path(folder, "rows.json")
     result = subprocess.run(
         [sys.executable, bench.__file__, "--device", "cpu", "--quick", "--json", str(file), *arguments],
@@ -85,7 +85,7 @@ class BenchTest(unittest.TestCase):
                     self.assertGreater(value, 0.0)
                 self.assertLessEqual(row["ratio_p10"], row["ratio"])
                 self.assertLessEqual(row["ratio"], row["ratio_p90"])
-                # Every one was compared: results of rounded numbers are not exact.
+                # Every candidate was compared: results of rounded numbers are not exact.
                 computing = [error for what, error in row["errors"].items() if what != "two empty_like"]
                 self.assertEqual(len(computing), 2)
                 for error in computing:
@@ -145,7 +145,7 @@ class BenchTest(unittest.TestCase):
         self.assertRegex(self.row(right._replace(call=call), (right, 1.0))["message"], "wrong result")
 
     def test_ratios(self):
-        """Of times that are given, in seconds."""
+        """Times are given, in seconds."""
         nothing = bench.Prepared(lambda: None, None)
 
         def row(times, *demanded):

@@ -1,4 +1,5 @@
-# test_calls.py - calls by the builtins of librope_python.so: which they make, which they leave, and what they leave behind
+# test_calls.py - calls through the builtins of librope_python.so: those that they make, those that they leave, and
+# effects
 from __future__ import annotations
 
 import gc
@@ -42,7 +43,7 @@ def frameworks():
 
 
 def only_builtins():
-    """The way through ctypes fails meanwhile."""
+    """Inside this context, calls through ctypes fail."""
     failing = mock.Mock(side_effect=AssertionError("not by a builtin"))
     return mock.patch.multiple("librope._descriptor.Descriptor", _call_kept=failing, _handle_for=failing)
 
@@ -53,14 +54,14 @@ def meet_frameworks():
 
 
 def forms_of_scales():
-    """The types of written scales, and whether they are powers of two by a flag."""
+    """The types of written scales, and whether a flag makes them powers of two."""
     yield from ((torch.float32, False), (torch.float32, True))
     if FLOAT_OF_SCALES is not None:
         yield FLOAT_OF_SCALES, False
 
 
 def scaled(x, groups, code, form):
-    """The scales that a call writes of x, and the codes."""
+    """The scales that a call writes for x, and the codes."""
     dtype, power_of_two = form
     is_float = dtype is torch.float32
     scales, products = support.scaled(
@@ -84,7 +85,7 @@ def equal(x, y):
 
 class LoadingTest(unittest.TestCase):
     def describe(self, library):
-        """As python -m librope does, but for torch, whose import takes seconds."""
+        """Like python -m librope, but without torch: importing it takes seconds."""
         script = "import librope.__main__ as command; command.torch_description = str; command.main()"
         return subprocess.run(
             [sys.executable, "-c", script], env={**os.environ, "ROPE_LIBRARY": str(library)}, text=True, check=True,
@@ -112,7 +113,8 @@ class CallsTest(unittest.TestCase):
         meet_frameworks()
 
     def both(self, make):
-        """make(): tensors, and a call of these: the results and the tensors behind the call are those of ctypes."""
+        """make() returns tensors and a call with these. The results and the tensors after the call equal those of
+        ctypes."""
         tensors, call = make()
         with only_builtins():
             results = call(*tensors)
@@ -140,7 +142,7 @@ class CallsTest(unittest.TestCase):
                         lambda q, k, positions, cos, sin: run(q, cos=cos, sin=sin, positions=positions),
                         lambda q, k, positions, cos, sin: run(q, cos=cos[:5], sin=sin[:5], table_rows="by_token"),
                         lambda q, k, positions, cos, sin: run(q, angles=cos, positions=positions),
-                        lambda q, k, positions, cos, sin: run(q, cu_seqlens=positions[1:3])):  # 0 3: two are left out
+                        lambda q, k, positions, cos, sin: run(q, cu_seqlens=positions[1:3])):  # 0 3: without two tokens
                     self.both(lambda: ([*map(tensor, (q, k, positions, cos, sin))], call))
 
     def test_steps(self):
@@ -216,7 +218,7 @@ class CallsTest(unittest.TestCase):
                 self.both(lambda: ([*map(tensor, tensors)], call))
 
     def test_what_is_left(self):
-        """Each of these the way through ctypes makes, or refuses with words of its own."""
+        """ctypes makes each of these calls, or refuses it with an error of its own."""
         desc, x = RopeDesc(**FORM), normal(4, 3, 8)
         desc.forward(x)
         fixed, holes = x.copy(), numpy.zeros((4, 3, 8), [("a", "f4"), ("b", "i2")])["a"]
@@ -363,13 +365,13 @@ class TorchTest(unittest.TestCase):
         with only_builtins():
             desc.forward(q, k, out=[q, None], cache=cache, fault=fault)
             self.assertEqual([x._version for x in (q, k, cache.k_cache, cache.slots, fault)], [1, 0, 1, 0, 1])
-            with torch.inference_mode():  # such a tensor has no version, the other has
+            with torch.inference_mode():  # this tensor has no version, the other has one
                 inferred = torch.randn(4, 1, 8)
                 desc.forward(q, inferred, out=[q, inferred])
             self.assertEqual(q._version, 2)
 
     def test_codes_of_8_bits(self):
-        """Those of torch, of outputs and caches."""
+        """Codes of torch's dtypes, in outputs and caches."""
         q_scale, by_head, slots = torch.tensor([0.37]), torch.tensor([0.02, 3.0]), torch.tensor([5, -1, 0, 2])
         sizes = torch.tensor([1e-4, 1.0, 50.0, 4e5])[:, None, None]
         q, k, v = (torch.randn(4, heads, 8) * sizes for heads in (3, 2, 2))
@@ -411,7 +413,7 @@ class TorchTest(unittest.TestCase):
                 self.assertEqual(amax.tolist(), [x.abs().max() for x in outputs])  # the fourth token is the largest
 
     def test_written_scales(self):
-        """Beside outputs and caches, and inside of a cache's rows."""
+        """Scales beside outputs and caches, and inside of a cache's rows."""
         slots = torch.tensor([5, -1, 0, 2])
         sizes = torch.tensor([1e-4, 1.0, 50.0, 4e5])[:, None, None]
         q, k, v = (torch.randn(4, heads, 8) * sizes for heads in (3, 2, 2))
@@ -526,7 +528,7 @@ class TorchTest(unittest.TestCase):
 
 
 class GroupsTest(unittest.TestCase):
-    """What of them this version does not serve is refused by name, whichever way it comes."""
+    """Groups that this version does not serve are refused by name, with builtins and with ctypes."""
 
     def test_quant_and_input(self):
         desc, x, one = RopeDesc(**FORM), normal(4, 3, 8), numpy.ones(1, numpy.float32)
@@ -592,7 +594,7 @@ class GroupsTest(unittest.TestCase):
             with self.subTest(**keywords):
                 held = normal(4, 3, 8), normal(4, 2, 8)
                 out = tuple(x.copy() for x in held)
-                for times in (1, 2):  # the second call takes what the first one has kept
+                for times in (1, 2):  # the second call uses the args that the first one kept
                     result = desc.backward(q, k, out=out, accumulate=True, **keywords)
                     self.assertIs(result[0], out[0])
                 for x, before, grad in zip(out, held, desc.backward(q, k, **keywords)):
@@ -620,7 +622,7 @@ class GroupsTest(unittest.TestCase):
                 ("k_pass_cache", 0, dict(k_pass_cache=torch.zeros(2, 2, 3, 8), slots=torch.arange(4)))):
             with self.subTest(name, **keywords), self.assertRaisesRegex(Exception, name):
                 torch.ops.librope.step(key, None, None, None, x, None, None, False, flags=flags, **keywords)
-        # Every argument there is.
+        # Every possible argument.
         given = [torch.randn(4, 3, 8) for _ in range(41)]
         references, tensors = [*map(sys.getrefcount, given)], iter(given)
         arguments = [

@@ -1,4 +1,4 @@
-# test_examples.py - the programs in examples/ run; each checks its own results and exits 77 where it lacks something
+# test_examples.py - runs the programs in examples/; each checks its own results and exits with 77 if it cannot run
 from __future__ import annotations
 
 import subprocess
@@ -45,7 +45,7 @@ class ExamplesTest(unittest.TestCase):
         self.run_under_torchrun(4, "--cpu")
 
     def test_under_torchrun(self):
-        if librope.device_count("cuda") < 2:  # torchrun does not hand on an exit status of 77
+        if librope.device_count("cuda") < 2:  # torchrun does not return an exit status of 77
             self.skipTest("needs 2 GPUs")
         self.run_under_torchrun(2)
 

@@ -117,7 +117,7 @@ class HfConfigTest(unittest.TestCase):
 
     def test_a_head_dim_of_each_layer(self):
         class Heterogeneous:
-            """As transformers 5 has it: what differs from layer to layer cannot be read of all of them."""
+            """As in transformers 5: a value that differs between layers cannot be read for all of them."""
             model_type = "llama"
             is_heterogeneous = True
             rope_parameters = {"rope_type": "default", "rope_theta": 1e4}

@@ -1,6 +1,6 @@
-# test_gating_codes.py - SwiGLU whose output has 8 bits: codes and scales byte for byte, by every way into the library
-"""ReGLU's values are products of two numbers, rounded once, so that codes and scales are known to the last bit; those
-of SwiGLU are checked within what the rounding to 8 bits allows."""
+# test_gating_codes.py - SwiGLU with an output of 8 bits: codes and scales byte for byte, through every interface
+"""ReGLU's values are products of two numbers, rounded once, so its codes and scales are known exactly. Those of SwiGLU
+are checked within the error that rounding to 8 bits allows."""
 from __future__ import annotations
 
 import contextlib
@@ -37,7 +37,7 @@ def normal(seed, *shape, dtype=numpy.float32):
 
 
 def inputs(seed, *shape, dtype=numpy.float32):
-    """gate and up, rows of many magnitudes, and a group of 0."""
+    """gate and up with rows of many magnitudes, and a group of 0."""
     sizes = 10.0 ** numpy.random.default_rng(seed).integers(-3, 3, (*shape[:-1], 1))
     gate, up = normal(seed, *shape) * sizes, normal(seed + 1, *shape)
     gate[0] = -1.0
@@ -45,7 +45,7 @@ def inputs(seed, *shape, dtype=numpy.float32):
 
 
 def rectified(gate, up):
-    """ReGLU as numbers of fp32, which products of two numbers of 16 bits are."""
+    """ReGLU as numbers of fp32. Products of two numbers of 16 bits are exact in fp32."""
     return numpy.maximum(gate.astype(numpy.float32), 0) * up.astype(numpy.float32)
 
 
@@ -54,14 +54,14 @@ def zeros(shape, dtype):
 
 
 def as_codes(products, code):
-    """The bytes of numbers of fp32, to nearest even."""
+    """The bytes of numbers of fp32, rounded to nearest even."""
     if ml_dtypes is not None:
         return products.astype(getattr(ml_dtypes, code)).view(numpy.uint8)
     return torch.from_numpy(products).to(getattr(torch, code)).view(torch.uint8).numpy()
 
 
 def quantised(values, groups, code, form, floor=0.0):
-    """The scales that a call writes, and the codes, in bytes where they have 8 bits."""
+    """The scales that a call writes, and the codes. Results of 8 bits are given as bytes."""
     dtype, power_of_two = form
     is_float = dtype == "float32"
     scales, products = support.scaled(
@@ -125,7 +125,7 @@ class NumpyTest(CodesTest):
                     self.assert_same(actual, expected)
 
     def test_where_scales_lie(self):
-        """Column-major, split by fours, padded, and of rows of two axes."""
+        """Scales are column-major, split by fours, padded, and of rows with two axes."""
         gate, up = inputs(9, 2, 5, 32)
         code, desc, values = CODES[0], SwigluDesc(dtype="f32", activation="reglu"), rectified(gate, up)
         by_columns = numpy.full((8, 2, 8), numpy.nan, numpy.float32)
@@ -142,7 +142,7 @@ class NumpyTest(CodesTest):
             self.assert_same(out, codes.reshape(out.shape))
             self.assertEqual(amax[0], numpy.abs(values).max())
         for scales, number in ((by_columns, 8 * 2 * 3), (split, 2 * 2 * 3 * 4), (rows, 2 * 3)):
-            self.assertEqual(numpy.isnan(scales).sum(), number)  # nothing was written beside them
+            self.assertEqual(numpy.isnan(scales).sum(), number)  # nothing outside of the scales was written
 
     def test_experts_and_rows_that_do_not_count(self):
         gate, up = inputs(11, 3, 4, 16)
@@ -246,7 +246,7 @@ class BuiltinsTest(CodesTest):
             self.assertEqual([x._version for x in (out, amax)], [1, 1])
             return out, scales, amax
 
-        from test_calls import only_builtins  # which fails where the way through ctypes is taken
+        from test_calls import only_builtins  # calls through ctypes fail in it
 
         desc.forward(gate, up)
         for code, keywords in itertools.product(
@@ -365,7 +365,7 @@ class TorchTest(CodesTest):
 
                         with only_builtins():
                             desc.forward(gate, up, out, quant=SwigluQuant(given, scales_out=written))
-                # In tiles: 0 where there is no row or no group.
+                # Tiles have 0 at places without a row or a group.
                 with way():
                     codes, tiles = self.swiglu(gate, up, group_size=group_size, scale_dtype=scale_dtype,
                                                quant=SwigluQuant(given, scale_layout="128x4"), **keywords)
@@ -410,7 +410,8 @@ class TorchTest(CodesTest):
         return self.swiglu(x, x, out_dtype=torch.float8_e4m3fn)
 
     def test_gradients_are_those_of_the_values(self):
-        """In the dtype of gate, where that of the codes has none so small; scaled by nothing."""
+        """The gradient has the dtype of gate, so small values stay, which the dtype of codes lacks. It is not
+        scaled."""
         if not hasattr(torch.autograd.function.FunctionCtx, "set_output_grad_dtype"):
             with self.assertRaisesRegex(NotImplementedError, "casts the gradient of codes to their dtype"):
                 self.codes(torch.randn(3, 8, requires_grad=True))
@@ -418,7 +419,7 @@ class TorchTest(CodesTest):
             return
 
         class Product(torch.autograd.Function):
-            """A matrix product of codes, as FP8 training has it."""
+            """A matrix product of codes, as in FP8 training."""
 
             @staticmethod
             def forward(ctx, codes, scales, weight):
@@ -443,7 +444,7 @@ class TorchTest(CodesTest):
             for actual, wanted in zip(grads, expected):
                 self.assertTrue(wanted.abs().max() > 0)
                 self.assertTrue(torch.equal(actual, wanted))
-        # Inputs that change behind the call are refused.
+        # Inputs that change between forward and backward are refused.
         x = torch.randn(3, 8, requires_grad=True)
         y = x * 1
         codes = self.codes(y)
@@ -508,7 +509,7 @@ class TorchTest(CodesTest):
                                ("flags", dict(flags=operators.POWER_OF_TWO)), ("flags", dict(flags=1 << 20)), ("amax_out", dict(amax_out=torch.zeros(2)))):
             with self.subTest(text, **keywords), self.assertRaisesRegex(Exception, text):
                 call(key, gate, up, out, **keywords)
-        # torch compares no codes of its own, which the check of the schema does.
+        # torch cannot compare its own codes, which the check of the schema needs.
         torch.library.opcheck(
             call.default, (key, gate, up, out), dict(scales_out=scales, amax_out=amax), test_utils="test_faketensor")
 

@@ -25,7 +25,7 @@ def normal(seed, *shape, dtype=numpy.float32):
 
 
 def expert_of(row):
-    """None: it has none."""
+    """The expert of a row, or None."""
     return next((e for e in range(EXPERTS) if OFFSETS[e] <= row < OFFSETS[e + 1]), None)
 
 
@@ -58,7 +58,7 @@ class NumpyTest(unittest.TestCase):
             given = {**self.given, "expert_offsets": OFFSETS.astype(integer), "row_index": INDEX.astype(integer)}
             desc = SwigluDesc(dtype="f32")
             for call in (support.through_ctypes(), support.through_ctypes(), contextlib.nullcontext()):
-                with call:  # twice, of which the second takes what the first has kept
+                with call:  # the second call uses the args that the first one kept
                     self.assert_rows(librope.swiglu(self.gate, self.up, **given), expected, 0.0)
                     out = numpy.full_like(self.gate, 7.0)
                     desc.forward(self.gate, self.up, out, **given)
@@ -122,7 +122,7 @@ class TorchTest(unittest.TestCase):
             for actual, expected in zip(*seen):
                 self.assertEqual(actual.dtype, dtype)
                 self.assertTrue(torch.allclose(actual.double(), expected.double(), rtol=tolerance, atol=tolerance))
-        # A bias for all rows, and heads of channels.
+        # One bias for all rows, and heads of channels.
         gate, up = (x.detach().reshape(ROWS, 2, 3).requires_grad_() for x in self.inputs[:2])
         bias, of_all = (torch.rand(*shape, dtype=float, requires_grad=True) for shape in ((EXPERTS, 3), (3,)))
         self.assertTrue(torch.autograd.gradcheck(

@@ -1,4 +1,4 @@
-# test_gpu.py - what needs a GPU: torch, CuPy and numba there, streams, CUDA graphs, several devices
+# test_gpu.py - tests that need a GPU: torch, CuPy and numba on it, streams, CUDA graphs, several devices
 from __future__ import annotations
 
 import unittest
@@ -30,7 +30,7 @@ class TorchTest(unittest.TestCase):
         cls.operators = operators
 
     def slow(self, x, times=200):
-        """Keeps the current stream busy and leaves x as it is: a call on another stream would come too early."""
+        """Keeps the current stream busy and does not change x: a call on another stream would run too early."""
         big = self.torch.zeros(1 << 26, device=x.device)
         for _ in range(times):
             big.add_(1.0)
@@ -142,7 +142,7 @@ class TorchTest(unittest.TestCase):
                 self.assertTrue(torch.equal(result, function(x)))
 
     def step(self, device, slots):
-        """Arguments of a step of decoding, on a device."""
+        """The arguments of a decode step, on a device."""
         torch = self.torch
         torch.manual_seed(1)
         q, k, v = (torch.randn(5, heads, 64).bfloat16().to(device) for heads in (8, 2, 2))
@@ -213,7 +213,7 @@ class TorchTest(unittest.TestCase):
                     self.assertGreater(actual.count_nonzero(), 0)
 
     def test_a_step_of_latent_attention(self):
-        """q beside its pass, and a latent k into rows of codes, scales and a window of 16 bits."""
+        """q beside its pass, and a latent k written to rows of codes, scales and a window of 16 bits."""
         torch = self.torch
         desc = make_desc("bf16", layout="thd", rotary_dim=16, rotary_offset=48)
         torch.manual_seed(1)
@@ -310,13 +310,14 @@ class TorchTest(unittest.TestCase):
         return [x.detach() for x in results] + list(self.torch.autograd.grad(results, inputs, grads))
 
     def assert_near(self, actual, expected, tolerance):
-        """Of the largest number of each."""
+        """Errors relative to the largest number of each result."""
         self.assertEqual(len(actual), len(expected))
         for x, y in zip(actual, expected):
             self.assertLess(((x.double() - y.double()).abs().max() / y.double().abs().max()).item(), tolerance)
 
     def test_norm_rotary(self):
-        """Both directions against autograd of the formula in F64; but for sums over tokens the bits of the CPU."""
+        """Both directions against autograd of the formula in F64. Results have the bits of the CPU, except sums over
+        tokens."""
         torch = self.torch
         for dtype, tolerance in ((torch.bfloat16, 2**-7), (torch.float32, 1e-5), (torch.float64, 1e-10)):
             with self.subTest(dtype=dtype):
@@ -369,7 +370,8 @@ class TorchTest(unittest.TestCase):
                 self.assertTrue(torch.equal(x, y))
 
     def test_a_patched_model_that_trains(self):
-        """Qwen3 in BF16: one launch forward and one backward for each layer, gradients as near to F32 as its own."""
+        """Qwen3 in BF16 has one launch forward and one backward for each layer. Its gradients are as close to F32 as
+        the original's."""
         support.needs("transformers")
         import copy
 
@@ -396,7 +398,7 @@ class TorchTest(unittest.TestCase):
         self.assertTrue(torch.autograd.gradcheck(lambda q, k: self.operators.apply_rotary(q, k, **BSHD), (q, k)))
 
     def test_swiglu_to_8_bits(self):
-        """Codes and scales of ReGLU, whose values are the same on every device, and new ones of SwiGLU."""
+        """Codes and scales of ReGLU, with equal values on every device, and new ones of SwiGLU."""
         torch = self.torch
         gate, up = (torch.randn(4, 7, 256, dtype=torch.bfloat16) for _ in range(2))
         rows = torch.tensor([7, 0, 3, 5])
@@ -470,7 +472,7 @@ class TorchTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "rope_forward: q: it is on cuda:1: this RopeDesc is for cuda:0"):
             make_desc(device="cuda:0").forward(on_second)
 
-        class Interface:  # does not say its device
+        class Interface:  # it does not state its device
             __cuda_array_interface__ = on_second.__cuda_array_interface__
 
         desc.forward(Interface(), out=Interface())

@@ -1,7 +1,7 @@
 # test_hf_configs.py - from_hf_config on every configuration class of the installed transformers that has a rope
-"""Each is refused by name, or its numbers are the model's: the model's own rotary embedding, built from the same
-configuration, has the same frequencies and factor, and its attention's function rotates as librope's arguments say. So
-for a 2-D or multi-axis rope every answer is wrong."""
+"""Each class is either refused by name, or its numbers are the model's: the model's own rotary embedding, built from
+the same configuration, has equal frequencies and an equal factor, and its attention's function rotates as librope's
+arguments state. Every answer is therefore wrong for a 2-D or multi-axis rope."""
 from __future__ import annotations
 
 import copy
@@ -30,9 +30,9 @@ transformers.logging.set_verbosity(transformers.logging.CRITICAL)
 
 RELATIVE_ERROR = 1e-6
 POSITIONS = [0, 1, 5, 11]
-# By version of transformers: classes whose every rope is right, and classes that are refused.
+# By version of transformers: classes with only right ropes, and classes that are refused.
 COUNTS = {"5.17.0": (103, 219)}
-MIN_RIGHT = 90  # of another version
+MIN_RIGHT = 90  # for other versions
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 512}
@@ -46,7 +46,7 @@ CHANGES = [{"rope_type": "default"}, {"rope_theta": 12345.0}, {"rope_type": "lin
 
 @lru_cache(maxsize=None)
 def modeling_modules(config_class):
-    """Of its folder, those that have a class of rotary embeddings."""
+    """The modules of its folder that have a class of rotary embeddings."""
     modules = []
     package = config_class.__module__.rpartition(".")[0]
     for file in sorted(Path(inspect.getfile(config_class)).parent.glob("modeling_*.py")):
@@ -64,7 +64,7 @@ def config_classes():
 
 
 def configs_with_a_rope():
-    """(name, configuration); where a class cannot be built without arguments or other packages, a dict."""
+    """(name, configuration). A class that cannot be built without arguments or other packages gives a dict."""
     for cls in config_classes():
         try:
             config = cls()
@@ -76,7 +76,7 @@ def configs_with_a_rope():
 
 
 def layer_types_of(config):
-    """None and all that could be said."""
+    """None and all possible values."""
     if isinstance(config, dict):
         return [None]
     text = getattr(config, "text_config", None) or config
@@ -87,7 +87,8 @@ def layer_types_of(config):
 
 @lru_cache(maxsize=None)
 def rotary_class_of(config_class):
-    """(modeling module, its one rotary embedding that takes such a configuration, has it several axes), or None."""
+    """(modeling module, its one rotary embedding that takes this configuration, whether it has several axes), or
+    None."""
     found = []
     for module in modeling_modules(config_class):
         for cls in vars(module).values():
@@ -105,15 +106,15 @@ def rotary_class_of(config_class):
 
 
 def apply_function(module, config):
-    """That by which the attention of the model rotates."""
+    """The function or module by which the model's attention rotates."""
     names = [name for name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave") if hasattr(module, name)]
-    if len(names) == 2:  # only one of the two is for this configuration
+    if len(names) == 2:  # only one of them is for this configuration
         return inspect.unwrap(getattr(module, names[config.rope_interleave]))
     return inspect.unwrap(getattr(module, names[0]))
 
 
 def why_wrong(result, config, layer_type, with_style):
-    """How from_hf_config's result differs from the model; None: it is right."""
+    """How from_hf_config's result differs from the model, or None if it is right."""
     config = getattr(config, "text_config", None) or config
     found = rotary_class_of(type(config))
     if found is None:
@@ -175,7 +176,7 @@ class ConfigsTest(unittest.TestCase):
 
     @classmethod
     def is_accepted(cls, name, config, layer_type, keywords, oracle=None):
-        """False: refused. Remembers what is neither."""
+        """False: refused. Records every other result."""
         case = f"{name}, {layer_type}, {keywords}"
         try:
             result = from_hf_config(config, layer_type=layer_type, **keywords)
@@ -217,7 +218,7 @@ class ConfigsTest(unittest.TestCase):
             self.assertGreaterEqual(counts[0], MIN_RIGHT)
 
     def test_3_other_parameters(self):
-        """Those that checkpoints have in place of the defaults."""
+        """Values that checkpoints have instead of the defaults."""
         num_accepted = num_refused = num_impossible = 0
         for name, config, layer_type in self.accepted:
             num_pairs = from_hf_config(config, layer_type=layer_type)["rotary_dim"] // 2
@@ -248,7 +249,7 @@ class ConfigsTest(unittest.TestCase):
         self.assertGreaterEqual(num_accepted, 7 * len(self.accepted))
 
     def test_4_dicts(self):
-        """A config.json has what differs from the defaults, which a dict does not know."""
+        """A config.json has the values that differ from the defaults, and a dict has no defaults."""
         num_accepted = 0
         for name, config, layer_type in self.accepted:
             for change in ({}, {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8},

@@ -1,4 +1,4 @@
-# test_integers.py - integers that do not fit the library's fields, which ctypes would take modulo 2^32 or 2^64
+# test_integers.py - integers that do not fit the library's fields, which ctypes would reduce modulo 2^32 or 2^64
 from __future__ import annotations
 
 import ctypes
@@ -17,14 +17,14 @@ SCALING = dict(rotary_dim=16, theta=1e4, type="dynamic_ntk", factor=2.0, origina
 
 
 def integer_fields(struct, function):
-    """(name, bits) of a struct's integers that a function has as parameters."""
+    """(name, bits) of those integers of a struct that the function has as parameters."""
     parameters = inspect.signature(function).parameters
     return [(name, SIGNED[ctype]) for name, ctype in struct._fields_
             if ctype in SIGNED and name in parameters and name not in ("device", "product_rounding")]  # a name, a bool
 
 
 def cases():
-    """(C function, field, bits, call with a value of that field)"""
+    """(C function, field, bits, call with a value of that field)."""
     x = numpy.ones((2, 1, 16), numpy.float32)
     desc = RopeDesc(**ROPE)
     for field, bits in integer_fields(_abi.rope_config_t, RopeDesc):
@@ -67,11 +67,11 @@ class IntegerTest(unittest.TestCase):
         for function, field, _, call in cases():
             for value in (True, False, 4.0, 1.5, numpy.float64(4.0), numpy.bool_(True), 1j):
                 if field == "dtype" and not isinstance(value, bool):
-                    continue  # an object that has a dtype or a name of one
+                    continue  # an object with a dtype, or with the name of one
                 with self.subTest(function, field=field, value=value), self.assertRaisesRegex(
                         TypeError, rf"{field} is .*: it must be an integer"):
                     call(value)
-                    call(value)  # and not from a cache, where 1.0 is 1
+                    call(value)  # not from a cache, in which 1.0 equals 1
 
     def test_all_integers_work(self):
         x = numpy.ones((2, 1, 16), numpy.float32)

@@ -1,4 +1,4 @@
-# test_jax.py - JAX's arrays, on the CPU and on a GPU where JAX has one
+# test_jax.py - JAX's arrays, on the CPU, and on a GPU if JAX has one
 from __future__ import annotations
 
 import unittest
@@ -43,7 +43,7 @@ class JaxTest(unittest.TestCase):
                 self.assertEqual(result.devices(), x.devices())
                 numpy.testing.assert_array_equal(numpy.asarray(result), self.expected)
                 numpy.testing.assert_array_equal(numpy.asarray(x), self.x)
-                # What JAX does next is ordered behind it.
+                # Later work of JAX is ordered behind the call.
                 numpy.testing.assert_array_equal(numpy.asarray(result + 0), self.expected)
             q, k = self.desc.forward(x * 1, x[:, :, :1] * 1)
             numpy.testing.assert_array_equal(numpy.asarray(q), self.expected)

@@ -1,4 +1,4 @@
-# test_kept.py - calls that differ from earlier ones in addresses alone: right values, every refusal, bounded memory
+# test_kept.py - calls that differ from earlier ones in addresses alone: right values, all refusals, bounded memory
 from __future__ import annotations
 
 import gc
@@ -37,7 +37,7 @@ def rotated(x, positions):
 
 class KeptTest(unittest.TestCase):
     def setUp(self):
-        """Calls through ctypes."""
+        """These calls go through ctypes."""
         by_ctypes = support.through_ctypes()
         by_ctypes.__enter__()
         self.addCleanup(by_ctypes.__exit__, None, None, None)
@@ -70,7 +70,7 @@ class KeptTest(unittest.TestCase):
                 self.assertIs(desc.forward(q, k, out=[q, None], positions=place)[0], q)
                 self.check(q, expected)
                 self.check(desc.backward(q, positions=place), x)
-                # The axis of heads outside, and half of the tokens: other strides.
+                # The axis of heads is outermost, and half of the tokens are used, so strides differ.
                 turned = tensor(numpy.ascontiguousarray(x.transpose(1, 0, 2)))
                 self.check(desc.forward(turned.swapaxes(0, 1), positions=place), expected)
                 self.check(desc.forward(tensor(x)[::2], positions=place[::2]), expected[::2])
@@ -179,7 +179,7 @@ class KeptTest(unittest.TestCase):
         self.assertEqual(self.num_kept(desc), 4)
 
     def test_in_place_and_new_with_a_cache(self):
-        """k in place is k_out, too; a new k_out has other strides than a slice of packed heads."""
+        """k in place is k_out, too. A new k_out has other strides than a slice of packed heads."""
         for tensor in self.frameworks():
             desc, expected = rope_desc(), rotated(normal(3, 4, 1, WIDTH), numpy.arange(4))
             slots = tensor(numpy.arange(4))
@@ -241,7 +241,7 @@ class KeptTest(unittest.TestCase):
                 desc.forward(fixed, out=out)
         with self.assertRaisesRegex(ValueError, "rope_forward: q_out: it is read-only"):
             desc.forward(x, out=fixed)
-        self.check(desc.forward(fixed), rotated(fixed, numpy.arange(4)))  # read alone
+        self.check(desc.forward(fixed), rotated(fixed, numpy.arange(4)))  # fixed is only read
         with self.assertRaises(librope.InvalidArgument):
             desc.forward(x.astype(numpy.float64))
         with self.assertRaisesRegex(TypeError, "stream is"):
@@ -278,14 +278,14 @@ class KeptTest(unittest.TestCase):
             torch.func.vmap(desc.forward)(torch.stack([x, x]))
         from torch._subclasses.fake_tensor import FakeTensorMode
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            for y in (x, mode.from_tensor(x)):  # of the first the output is fake
+            for y in (x, mode.from_tensor(x)):  # in the first case the output is fake
                 with self.assertRaises((TypeError, librope.InvalidArgument)):
                     desc.forward(y)
         with self.assertRaises(TypeError):
             desc.forward(x.to("meta"))
         with self.assertRaisesRegex(TypeError, "layout"):
             desc.forward(x.to_sparse())
-        # Autograd sees that what it saved has changed.
+        # Autograd notices that a tensor that it saved has changed.
         y = torch.randn(4, HEADS, WIDTH, requires_grad=True)
         saved = y * 1
         square = saved * saved

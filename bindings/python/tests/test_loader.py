@@ -1,4 +1,4 @@
-# test_loader.py - where the library is looked for, what is said where it is not, and what python -m librope prints
+# test_loader.py - where the library is looked for, the error if it is missing, and what python -m librope prints
 from __future__ import annotations
 
 import os
@@ -16,7 +16,7 @@ LOADED = Path(_library.loaded_path())
 
 
 def run(code, **environment):
-    """Runs Python with these variables instead of this process's ROPE_ ones. (exit status, stdout, stderr)"""
+    """Runs Python with these variables instead of this process's ROPE_ ones. Returns (exit status, stdout, stderr)."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROPE_L")}
     process = subprocess.run(
         [sys.executable, *code], capture_output=True, text=True,

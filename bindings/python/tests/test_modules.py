@@ -1,4 +1,5 @@
-# test_modules.py - librope.torch's functions and modules in the shapes of other libraries, against formulas and theirs
+# test_modules.py - librope.torch's functions and modules in the shapes of other libraries, against formulas and
+# originals
 from __future__ import annotations
 
 import copy
@@ -24,14 +25,14 @@ from test_torch import has_compiler  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and librope.device_count("cuda") else [])
-# Of an output's own magnitude, and of the largest one.
+# Relative to an output's own magnitude, and to the largest one.
 EXACT = {torch.float64: (0, 1e-12), torch.float32: (0, 2e-6), torch.bfloat16: (2**-8, 2e-6),
          torch.float16: (2**-11, 2e-6)}
 needs_transformers = unittest.skipUnless(transformers, "needs transformers")
 
 
 def rotated(x, cos, sin, interleaved=False):
-    """x [..., D] in fp64 by tables that broadcast, a column for each of the first R channels."""
+    """Rotates x [..., D] in fp64 with tables that broadcast, and have a column for each of the first R channels."""
     x, cos, sin = x.double(), cos.double(), sin.double()
     turned, rest = x[..., :cos.shape[-1]], x[..., cos.shape[-1]:]
     if interleaved:
@@ -43,7 +44,7 @@ def rotated(x, cos, sin, interleaved=False):
 
 
 def twice(table, interleaved=False):
-    """A column for each channel of a table with one for each pair."""
+    """Makes a column for each channel from a table with a column for each pair."""
     return table.repeat_interleave(2, dim=-1) if interleaved else torch.cat([table, table], dim=-1)
 
 
@@ -110,7 +111,8 @@ class PosEmbTest(TestCase):
                             inputs = [[x.detach().requires_grad_() for x in (q, k)] for _ in range(2)]
                             results = [f(*pair, *tables, unsqueeze_dim=heads)
                                        for f, pair in zip((apply_rotary_pos_emb, theirs), inputs)]
-                            # Theirs rounds the two products and their sum, of which each is at most twice as large.
+                            # The original rounds the two products and their sum; each of these is at most twice as
+                            # large.
                             tolerance = {torch.float32: 1e-6, torch.bfloat16: 2**-6}
                             for ours, others in zip(*results):
                                 self.assertEqual((ours.dtype, ours.shape), (others.dtype, others.shape))
@@ -172,7 +174,7 @@ class PosEmbTest(TestCase):
 
 
 def rotated_back(grad, cos, sin):
-    """The gradient of rotated in the half style, by columns of their own."""
+    """The gradient of rotated in the half style, with columns of its own."""
     grad, cos, sin = grad.double(), cos.double(), sin.double()
     (g, h), (s, t), rest = grad[..., :cos.shape[-1]].chunk(2, -1), sin.chunk(2, -1), grad[..., cos.shape[-1]:]
     c, d = cos.chunk(2, -1)
@@ -187,7 +189,7 @@ class EmbTest(TestCase):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def expected(self, x, cos, sin, interleaved, rows):
-        """rows: of the tables, for each token [B, S] or [T]; -1: the token passes through."""
+        """rows: the tables' row for each token, [B, S] or [T]; -1: the token passes through."""
         cos = torch.where(rows[..., None] < 0, 1.0, cos.double()[rows])
         sin = torch.where(rows[..., None] < 0, 0.0, sin.double()[rows])
         return rotated(x, *(twice(table, interleaved).unsqueeze(-2) for table in (cos, sin)), interleaved)
@@ -278,7 +280,7 @@ class EmbTest(TestCase):
         apply_rotary_emb(saved, cos, sin, inplace=True)
         with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
             loss.backward()
-        with torch.no_grad():  # a leaf, where nothing is recorded
+        with torch.no_grad():  # a leaf, while nothing is recorded
             version, before = x._version, x.detach().clone()
             self.assertIs(apply_rotary_emb(x, cos, sin, inplace=True), x)
             self.assertGreater(x._version, version)
@@ -379,7 +381,7 @@ class RotaryEmbeddingTest(TestCase):
         q, k, positions = torch.randn(2, 4, 5, 16), torch.randn(2, 2, 5, 16), torch.randint(0, 60, (1, 5))
         expected = modeling.apply_rotary_pos_emb(q.double(), k.double(), *theirs(q.double(), positions))
         for actual, wanted in zip(module(q, k, positions), expected):
-            self.assertLess((actual - wanted).abs().max(), 2e-5)  # theirs has angles of fp32
+            self.assertLess((actual - wanted).abs().max(), 2e-5)  # the original has angles of fp32
 
     def test_a_module_as_others(self):
         inv_freq = [1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01, 1e-6]
@@ -552,7 +554,7 @@ class CompileTest(TestCase):
             raise unittest.SkipTest("torch.compile does not work here")
 
     def assert_compiles(self, function, make_inputs):
-        """In one graph, for two lengths, with the gradients of the floating inputs."""
+        """Compiles to one graph, for two lengths, with the gradients of the floating inputs."""
         torch._dynamo.reset()
         compiled = torch.compile(function, fullgraph=True)
         for device in DEVICES:

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 EPS, THETA = 1e-5, 10000.0
 BSHD = dict(style="half", layout="bshd", theta=THETA, norm_eps=EPS)
 
-# ---- The formulas, as modeling files of transformers have them, in the precision of what they are given -------------
+# ---- The formulas, as in modeling files of transformers, in the precision of their inputs -------------
 
 
 def angles_of(positions, head_dim):
@@ -81,14 +81,14 @@ def gemma4(q, k, v, q_weight, k_weight, angles):
 
 
 def olmo2(q, k, v, q_weight, k_weight, angles):
-    """Over all heads, [B, S, H * D]."""
+    """The norm is over all heads, on [B, S, H * D]."""
     return tuple([
         turn_halves((weight.flatten() * rms_norm(x.flatten(2))).unflatten(2, x.shape[2:]), angles)
         for x, weight in ((q, q_weight), (k, k_weight))])
 
 
 def cohere(q, k, v, q_weight, k_weight, angles):
-    """A mean and a variance for each head, a weight for each head and channel."""
+    """Each head has a mean and a variance, each head and channel a weight."""
     results = []
     for x, weight in ((q, q_weight), (k, k_weight)):
         mean = x.mean(-1, keepdim=True)
@@ -112,7 +112,7 @@ MODELS = {
     "cohere": (cohere, dict(style="interleaved", norm="layer"), False, EACH_HEAD),
     "llama4": (llama4, dict(style="interleaved", norm_order="after"), False, [None, None]),
 }
-# Of the largest number of a result.
+# Relative to the largest number of a result.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 2**-7}
 
 
@@ -121,7 +121,8 @@ def distance(actual, expected):
 
 
 def make_inputs(name, batch=2, tokens=37, dtype=torch.float64):
-    """q, k, v and weights that require grad, None for what the model has not; positions; gradients of the results."""
+    """q, k, v and weights that require grad, None for those that the model lacks; positions; gradients of the
+    results."""
     _, _, has_v, shapes = MODELS[name]
     tensors = [torch.randn(batch, tokens, heads, D).to(dtype) if heads else None
                for heads in (HEADS if has_v else (*HEADS[:2], 0))]
@@ -132,7 +133,7 @@ def make_inputs(name, batch=2, tokens=37, dtype=torch.float64):
 
 
 def results_of(function, inputs, grads):
-    """What the function gives, and the gradients of those inputs that are there."""
+    """The results of the function, and the gradients of the given inputs."""
     results = function(*inputs)
     given = [x for x in inputs if x is not None]
     return [x.detach() for x in results], torch.autograd.grad(results, given, grads)
@@ -142,7 +143,7 @@ def fused(name, layout="bshd", **others):
     keywords = {**MODELS[name][1], "theta": THETA, "norm_eps": EPS, "layout": layout, **others}
 
     def function(q, k, v, q_weight, k_weight):
-        """Of [B, S, H, D], in whatever layout."""
+        """Converts [B, S, H, D] to the layout."""
         forth = {"bshd": lambda x: x, "bhsd": lambda x: x.transpose(1, 2), "sbhd": lambda x: x.transpose(0, 1),
                  "thd": lambda x: x.flatten(0, 1)}[layout]
         back = forth if layout != "thd" else lambda x: x.unflatten(0, q.shape[:2])
@@ -154,7 +155,7 @@ def fused(name, layout="bshd", **others):
 
 class FormulasTest(unittest.TestCase):
     def check(self, name, layout, dtype, tokens):
-        """Formulas run in F64 on the numbers that norm_rotary is given."""
+        """Formulas run in F64 on norm_rotary's inputs."""
         inputs, positions, grads = make_inputs(name, tokens=tokens, dtype=dtype)
         exact = [None if x is None else x.detach().double().requires_grad_() for x in inputs]
         angles = angles_of(positions, D)
@@ -173,7 +174,7 @@ class FormulasTest(unittest.TestCase):
                 self.check(name, layout, dtype, 37)
 
     def test_runs_of_tokens(self):
-        """Of 4 tokens at least, and on a CPU 128 at most, which need not divide them."""
+        """Runs have at least 4 tokens. On a CPU there are at most 128, which need not divide the tokens."""
         for name, layout, (tokens, runs) in itertools.product(
                 ("gemma3", "cohere"), ("bshd", "bhsd", "sbhd", "thd"), ((1, 1), (9, 5), (401, 128))):
             with self.subTest(name, layout=layout, tokens=tokens):
@@ -194,7 +195,7 @@ class FormulasTest(unittest.TestCase):
             self.assertGreater(distance(x, y), 10 * TOLERANCES[torch.bfloat16])
 
     def test_llama(self):
-        """The rotation alone, which is apply_rotary's."""
+        """Without a norm the results are those of apply_rotary."""
         for dtype, tolerance in TOLERANCES.items():
             q, k = (torch.randn(2, 37, heads, D).to(dtype).requires_grad_() for heads in HEADS[:2])
             positions = torch.randint(0, 5000, (2, 37))
@@ -280,7 +281,7 @@ class GradcheckTest(unittest.TestCase):
             self.assertTrue(out[:5].all() and q.grad[:5].all())
 
     def test_which_tensors(self):
-        """q alone, and each of k and v beside it or not."""
+        """q alone, and with and without k and v beside it."""
         for has_k, has_v in itertools.product((False, True), repeat=2):
             shapes = [(2, 3, 2, 8), *[(2, 3, 1, 8)] * has_k, *[(2, 3, 3, 8)] * has_v]
 
@@ -298,7 +299,7 @@ class AutogradTest(unittest.TestCase):
         self.function = fused("gemma4", positions=self.positions)
 
     def test_which_gradients(self):
-        """Of any part of the inputs, and of any part of the results; nothing else is computed."""
+        """Gradients of each part of the inputs, from each part of the results. Nothing else is computed."""
         expected = results_of(self.function, self.inputs, self.grads)[1]
         for needed in itertools.product((False, True), repeat=5):
             if not any(needed):
@@ -325,7 +326,7 @@ class AutogradTest(unittest.TestCase):
                     self.assertTrue(grad is None if not is_used else torch.equal(grad, whole))
 
     def test_strides(self):
-        """Parts of a packed tensor, gradients that are expanded, and results that are as those of apply_rotary."""
+        """Inputs are parts of a packed tensor, gradients are expanded, and results have the form of apply_rotary's."""
         packed = torch.randn(2, 5, 8, D, requires_grad=True)
         weight = torch.randn(D, requires_grad=True)
         for transpose in (False, True):
@@ -359,7 +360,7 @@ class AutogradTest(unittest.TestCase):
                 torch.autograd.backward(results, self.grads)
 
     def test_inference(self):
-        """Without gradients the call is the descriptor's, and so is that of tensors that builtins do not take."""
+        """Without gradients the call is the descriptor's, also for tensors that builtins do not take."""
         q, weight = self.inputs[0].detach(), self.inputs[3].detach()
         desc = RopeDesc(head_dim=D, dtype="f64", norm="rms", **BSHD)
         expected = desc.forward(q, norm=librope.Norm(q_weight=weight))
@@ -378,7 +379,7 @@ class AutogradTest(unittest.TestCase):
         self.assertEqual([x.shape for x in (*results, *gradients)], [x.shape for x in (*inputs[:3], *inputs)])
 
     def test_transforms(self):
-        """torch.func.grad has the gradients; others say that they have none."""
+        """torch.func.grad has the gradients. Other transforms report that they have none."""
         q, k, v, *weights = [x.detach() for x in self.inputs]
 
         def loss(q, q_weight):
@@ -462,7 +463,7 @@ class OperatorsTest(unittest.TestCase):
                 torch.library.opcheck(backward, (keys[1], *tensors, *rotation, *given, *inputs, wanted, 2))
 
     def test_both_kinds_of_kernels(self):
-        """Those of Python give the bits of those of librope_torch.so, if these are there."""
+        """The kernels of Python give the bits of those of librope_torch.so, if it exists."""
         from librope import _torch_operators as operators
 
         inputs, positions, grads = make_inputs("cohere")
@@ -496,7 +497,7 @@ class OperatorsTest(unittest.TestCase):
 
 
 class Attention(torch.nn.Module):
-    """What Qwen3 does up to the products of q and k."""
+    """The computation of Qwen3 up to the products of q and k."""
 
     def __init__(self, is_fused=True):
         super().__init__()
@@ -514,7 +515,7 @@ class Attention(torch.nn.Module):
         return torch.einsum("bshd,bthd->bst", q, k.repeat_interleave(2, dim=2))
 
 
-# The program of one of several processes: it has a part of a batch. Files: state of the module and batch, a store.
+# The program of one of several processes. It has a part of a batch. Its files: state of the module and batch, a store.
 RANK = """
 import sys, torch
 from torch import distributed
@@ -577,7 +578,7 @@ class TrainingTest(unittest.TestCase):
         self.assert_alike(actual, self.gradients(self.plain))
 
     def test_autocast(self):
-        """Nothing is cast: q and k are of 16 bits, weights and their gradients of F32."""
+        """Nothing is cast: q and k have 16 bits, weights and their gradients F32."""
         module = Attention()
         seen = []
         with torch.autocast("cpu", dtype=torch.bfloat16), support.seen_args(
@@ -587,7 +588,7 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual(module.q_norm.grad.dtype, torch.float32)
 
     def test_two_processes(self):
-        """Each has half of a batch, and the mean of both processes' gradients."""
+        """Each process has half of a batch, and the mean of both processes' gradients."""
         if not torch.distributed.is_available():
             self.skipTest("torch is built without distributed")
         expected = self.gradients(self.plain)
@@ -643,7 +644,7 @@ class CompileTest(unittest.TestCase):
             for expected, actual in zip(*results):
                 self.assertLess(distance(actual, expected), 1e-5)
             counts.add(counter.frame_count)
-        # torch 2.10 makes a second graph for as many runs of tokens as there can be.
+        # torch 2.10 makes a second graph for the largest number of runs of tokens.
         self.assertLessEqual(len(counts), 2)
 
     def test_frozen_weights_and_inference(self):

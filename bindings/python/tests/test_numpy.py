@@ -50,7 +50,7 @@ class RopeTest(unittest.TestCase):
                             x, positions[:, :, None], support.frequencies(width, 10000.0), style, out_style or style)
                         actual = desc.forward(numpy.ascontiguousarray(x.transpose(order)), positions=positions)
                         self.assert_close(actual, expected.transpose(order), 1e-5)
-                        # A view: the memory stays as it is, and so do the strides of the new array.
+                        # A view: neither the memory nor the strides of the new array change.
                         view = desc.forward(x.transpose(order), positions=positions)
                         numpy.testing.assert_array_equal(view, actual)
                         self.assertEqual(view.strides, x.transpose(order).strides)
@@ -215,7 +215,7 @@ class RopeTest(unittest.TestCase):
                 make_desc(**{field: value})
 
     def test_which_row_of_a_table(self):
-        """by_token's rows are the tokens', by_position's the positions', and that is the default."""
+        """by_token's rows belong to tokens, by_position's, the default, to positions."""
         x, positions = normal(5, 2, 16), numpy.array([4, 0, 6, 2, 9])
         desc, tables = make_desc(), make_desc(theta=0.0)
         cos, sin = numpy.empty((10, 8), numpy.float32), numpy.empty((10, 8), numpy.float32)
@@ -273,7 +273,7 @@ class FlagTest(unittest.TestCase):
 
 class ErrorTest(unittest.TestCase):
     def test_host_tensors_are_not_for_a_cuda_descriptor(self):
-        # With or without a GPU: host memory in a CUDA kernel would be an illegal access.
+        # This holds with and without a GPU: host memory in a CUDA kernel would be an illegal access.
         x = normal(5, 2, 16)
         with self.assertRaisesRegex(ValueError, "rope_forward: q: it is on cpu: this RopeDesc is for cuda"):
             make_desc(device="cuda").forward(x)
@@ -337,7 +337,7 @@ class ErrorTest(unittest.TestCase):
         ):
             with self.subTest(text), self.assertRaisesRegex(error, text):
                 desc.forward(**arguments)
-        desc.forward(read_only)  # as an input it may be
+        desc.forward(read_only)  # it is allowed as an input
 
     def test_masks_are_refused(self):
         x = numpy.ma.masked_array(normal(5, 2, 16), mask=True)
@@ -589,7 +589,7 @@ class SwigluTest(unittest.TestCase):
         actual = librope.swiglu(gate, up, activation="geglu_erf", product_rounding=True)
         self.assertLessEqual((actual != expected).sum(), 4)
         self.assertGreater((librope.swiglu(gate, up, activation="geglu_erf") != expected).sum(), 1000)
-        wide = numpy.float32(gate), numpy.float32(up)  # which keeps what it has
+        wide = numpy.float32(gate), numpy.float32(up)  # wide keeps the original values
         numpy.testing.assert_array_equal(librope.swiglu(*wide, product_rounding=True), librope.swiglu(*wide))
 
     def test_biases(self):

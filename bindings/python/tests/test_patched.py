@@ -1,6 +1,6 @@
-# test_patched.py - a patched model is a model: it trains, saves, loads, is copied, compiled and unpatched
-"""Of each family that librope.transformers.patch knows, as small models with random weights. test_transformers.py has
-what patch changes in them."""
+# test_patched.py - a patched model can be trained, saved, loaded, copied, compiled and unpatched like any other
+"""These tests take one small model with random weights for each family that librope.transformers.patch supports.
+test_transformers.py tests what patch changes in them."""
 from __future__ import annotations
 
 import copy
@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 transformers.logging.disable_progress_bar()
 
-# rotation and MLP; norms, and two ropes; experts, and two styles; complex tables; temperature in the rotation, and not
+# rotation and MLP; norms and two ropes; experts and two styles; complex tables; temperature in the rotation; outside it
 STRUCTURES = ("llama", "gemma3", "deepseek_v3", "llama4", "ministral3", "mistral4")
-SMALL = 2e-5  # of numbers that differ by the order of operations in fp32
+SMALL = 2e-5  # for numbers that differ by the order of operations in fp32
 NUM_STEPS = 3
 
 
@@ -146,7 +146,7 @@ class FamiliesTest(TestCase):
         plain = loss_and_gradients(model)
         self.assertFalse(torch.equal(plain[1], expected[1]))
         copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-        for twin in copies:  # nothing of the patch is left in them
+        for twin in copies:  # they contain nothing of the patch
             self.assertEqual(num_patched(twin), 0)
             self.assert_same(loss_and_gradients(twin), plain)
 
@@ -185,7 +185,7 @@ class StructuresTest(TestCase):
 
     @for_each(STRUCTURES)
     def test_compiled_in_one_graph(self, name, device):
-        # A backend that traces both directions, as all do, and generates no code, which would take minutes.
+        # This backend traces both directions, like all others, but generates no code, which would take minutes.
         torch._dynamo.reset()
         model = make_model(name, device)
         expected = loss_and_gradients(model)
@@ -195,7 +195,7 @@ class StructuresTest(TestCase):
             loss = compiled(ids, labels=ids, use_cache=False).loss
         self.assertEqual(seen, 2 * [name in ("gemma3", "llama4")])
         self.assert_near([loss.double()], expected)
-        if name not in ("deepseek_v3", "mistral4"):  # the backward pass of experts is not traced unpatched, either
+        if name not in ("deepseek_v3", "mistral4"):  # unpatched, the backward pass of experts is not traced either
             self.assert_near(loss_and_gradients(model, compiled), expected)
         unpatch(model)
 
@@ -205,7 +205,7 @@ class StructuresTest(TestCase):
         ids = make_ids(model, 6)
         expected = model.generate(ids, max_new_tokens=6, do_sample=False)
         patched(self, model)
-        # transformers 5.17 cannot make the chunked mask of Llama-4 for a static cache, unpatched either.
+        # transformers 5.17 cannot make the chunked mask of Llama-4 for a static cache, not even unpatched.
         for cache in ("dynamic", "static") if name != "llama4" else ("dynamic",):
             actual = model.generate(
                 ids, max_new_tokens=6, do_sample=False, cache_implementation=cache, disable_compile=True)

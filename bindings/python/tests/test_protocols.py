@@ -1,4 +1,4 @@
-# test_protocols.py - DLPack capsules and array interfaces, and who frees what
+# test_protocols.py - DLPack capsules and array interfaces, and which side frees them
 from __future__ import annotations
 
 import ctypes
@@ -25,7 +25,7 @@ _CODES = {"f": 2, "i": 0}
 
 
 class Producer:
-    """Exports an array as DLPack does it, and counts its exports and the calls of its deleter."""
+    """Exports an array through DLPack, and counts its exports and the calls of its deleter."""
 
     def __init__(self, array, is_versioned=True, flags=0, version=(1, 0), device=(1, 0), knows_versions=True,
                  omits_strides=False, byte_offset=0, code=None):
@@ -60,7 +60,7 @@ class Producer:
             name = b"dltensor"
 
         def destroy(capsule):
-            if _name_of(capsule) == name:  # nobody took it over
+            if _name_of(capsule) == name:  # no consumer has taken it over
                 self.deletions += 1
 
         destructor = _destructor_type(destroy)
@@ -218,7 +218,7 @@ class InterfaceTest(unittest.TestCase):
         numpy.testing.assert_array_equal(result, self.expected)
 
     def test_codes_of_8_bits(self):
-        """As ml_dtypes gives them, whose types share typestrs."""
+        """Arrays of ml_dtypes, with types that share typestrs."""
         for typestr, name, expected in (("<V1", "float8_e4m3fn", 0x38), ("<f1", "float8_e5m2", 0x3C)):
             result = numpy.zeros((5, 2, 16), numpy.uint8)
             out = array_interface(result, typestr=typestr)
@@ -268,7 +268,7 @@ class InterfaceTest(unittest.TestCase):
 
 
 class Immutable(Producer):
-    """An array as JAX has them, for machines without JAX."""
+    """Imitates JAX's arrays, for machines without JAX."""
 
     __module__ = "jaxlib.stand_in"
     sharding = None

@@ -1,4 +1,4 @@
-# test_readme.py - the Python program in the package's README.md is readme_example.py, and it runs
+# test_readme.py - the Python program in the package's README.md equals readme_example.py, and runs
 from __future__ import annotations
 
 import subprocess

@@ -115,7 +115,7 @@ class CacheTest(StepTest):
         self.rows = self.k_cache.reshape(-1, 2, HEAD_DIM), self.v_cache.reshape(-1, 2, HEAD_DIM)
 
     def check(self, slots, k_rows, v_rows):
-        """Rows are where slots say, and nothing else was written."""
+        """Rows are written at their slots, and nowhere else."""
         for rows, expected in zip(self.rows, (k_rows, v_rows)):
             for token, slot in enumerate(slots):
                 if slot >= 0:
@@ -146,7 +146,7 @@ class CacheTest(StepTest):
         self.assertIsNone(v_out)
         numpy.testing.assert_array_equal(self.k, k)
         self.check(slots, rotated(k, self.tokens), self.v)
-        # In place as well
+        # In place, too.
         self.k_cache[:] = numpy.nan
         result = make_desc().forward(k=self.k, out=self.k, cache=Cache(self.k_cache, slots=slots))
         self.assertIs(result, self.k)
@@ -154,7 +154,7 @@ class CacheTest(StepTest):
         self.check(slots, rotated(k, self.tokens), self.v)
 
     def test_page_table(self):
-        # Two sequences of 3 and 2 tokens that go on at positions 2 and 4 of their pages.
+        # Two sequences of 3 and 2 tokens, which continue at positions 2 and 4 of their pages.
         positions = numpy.array([2, 3, 4, 4, 5])
         slots = [3 * 3 + 2, 1 * 3 + 0, 1 * 3 + 1, 0 * 3 + 1, 0 * 3 + 2]
         cu_seqlens = numpy.array([0, 3, 5], dtype=numpy.int32)
@@ -174,7 +174,7 @@ class CacheTest(StepTest):
                 self.check(slots, rotated(self.k, arguments["positions"]), self.v)
 
     def test_caches_that_are_views(self):
-        # Heads before entries, k and v side by side.
+        # Heads come before entries, and k and v are side by side.
         both = numpy.full((self.PAGES, 2, self.ENTRIES, 2 * HEAD_DIM), numpy.nan, dtype=numpy.float32)
         k_cache = both.transpose(0, 2, 1, 3)[..., :HEAD_DIM]
         v_cache = both.transpose(0, 2, 1, 3)[..., HEAD_DIM:]
@@ -271,7 +271,7 @@ class FactorTest(StepTest):
 
 @unittest.skipIf(ml_dtypes is None, "needs ml_dtypes")
 class CodesTest(StepTest):
-    """Arrays of ml_dtypes, whose conversions are the oracle."""
+    """Arrays of ml_dtypes. Its conversions are the reference."""
 
     def setUp(self):
         self.types = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -342,10 +342,10 @@ class CodesTest(StepTest):
 
 @unittest.skipIf(not hasattr(ml_dtypes, "float8_e8m0fnu"), "needs ml_dtypes 0.5")
 class WrittenScalesTest(StepTest):
-    """Bits of codes and scales. Values are those of a call without codes."""
+    """The bits of codes and scales are checked. Values are those of a call without codes."""
 
     CODES = () if ml_dtypes is None else (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
-    FLOOR = 1e-10  # of F32 scales
+    FLOOR = 1e-10  # for F32 scales
 
     def setUp(self):
         # The type of scales, and whether those of F32 are powers of two.
@@ -368,7 +368,7 @@ class WrittenScalesTest(StepTest):
     def test_outputs(self):
         for layout, data in (("thd", numpy.float32), ("bshd", ml_dtypes.bfloat16), ("bhsd", numpy.float16)):
             shape = (50, 4, HEAD_DIM) if layout == "thd" else (2, 5, 4, HEAD_DIM)
-            sizes = 10.0 ** random.integers(-4, 4, (*shape[:-1], 1))  # of heads
+            sizes = 10.0 ** random.integers(-4, 4, (*shape[:-1], 1))  # one for each head
             q = (normal(*shape) * sizes).astype(data)
             q[0, 0] = 0
             desc = make_desc(layout=layout, dtype=data, quant_rounding="first")
@@ -504,7 +504,7 @@ class WrittenScalesTest(StepTest):
 
 
 class PassTest(StepTest):
-    """A window of R channels, the others in a tensor or a cache of their own."""
+    """A window of R channels, with the other channels in a tensor or a cache of their own."""
 
     R = 8
     THD = dict(rotary_dim=R, head_dim=HEAD_DIM + R)
@@ -553,7 +553,7 @@ class PassTest(StepTest):
         self.assert_close(result, expected)
 
     def latent(self, dtype, has_pass=True):
-        """k of one head, as it is given, and rotated as dtype; a descriptor; slots and those that are written."""
+        """k of one head, unrotated, and rotated as dtype; a descriptor; slots and those that are written."""
         k, slots = normal(5, 1, HEAD_DIM + self.R).astype(dtype), numpy.array([7, 2, -1, 0, 11])
         desc = make_desc(rotary_offset=HEAD_DIM, dtype=dtype, **self.THD)
         window, rest = support.parted(k, HEAD_DIM, self.R)
@@ -601,7 +601,7 @@ class PassTest(StepTest):
 
     @unittest.skipIf(not hasattr(ml_dtypes, "float8_e8m0fnu"), "needs ml_dtypes 0.5")
     def test_latent_rows_with_scales_inside(self):
-        """Codes, their scales, and a window of 16 bits, as vLLM's rows of 656 bytes have them."""
+        """Codes, their scales, and a window of 16 bits, as in vLLM's rows of 656 bytes."""
         code, groups = ml_dtypes.float8_e4m3fn, 4
         for scale, power_of_two in ((numpy.float32, False), (numpy.float32, True), (ml_dtypes.float8_e8m0fnu, True)):
             k, given, desc, slots = self.latent(ml_dtypes.bfloat16)

@@ -17,7 +17,7 @@ from librope.torch import apply_rotary, geglu, swiglu  # noqa: E402
 
 torch.manual_seed(20261120)
 BSHD = dict(style="half", layout="bshd", theta=10000.0)
-# The types of written scales; E8M0 is there from torch 2.7 on.
+# The types of written scales. E8M0 exists from torch 2.7 on.
 SCALES = [torch.float32, *filter(None, [getattr(torch, "float8_e8m0fnu", None)])]
 
 
@@ -131,7 +131,8 @@ class OperatorTest(unittest.TestCase):
             apply_rotary(q, cos=torch.randn(5, 8, requires_grad=True), sin=torch.randn(5, 8), **BSHD)
 
     def test_rounding_each_operation(self):
-        """The bits of torch's formula and of its gradient, in both styles, in part of a head too."""
+        """The results have the bits of torch's formula and of its gradient, in both styles, also in a part of a
+        head."""
         def swap(x, style):
             if style == "half":
                 low, high = x.chunk(2, -1)
@@ -177,7 +178,7 @@ class OperatorTest(unittest.TestCase):
             dict(BSHD), dict(BSHD, positions=positions, attention_scale=1.25), dict(BSHD, positions=positions[1:]),
             dict(BSHD, out_style="interleaved", rotary_dim=4, rotary_offset=2),
             dict(style="interleaved", layout="bshd", inv_freq=[1.0, 0.5, 0.25, 0.125]),
-            dict(style="half", layout="bshd", cos=cos, sin=sin),  # a column of its own for each channel
+            dict(style="half", layout="bshd", cos=cos, sin=sin),  # one column for each channel
         ]
         for arguments in cases:
             with self.subTest(**{name: value for name, value in arguments.items() if not torch.is_tensor(value)}):
@@ -233,7 +234,7 @@ class OperatorTest(unittest.TestCase):
                 with self.assertRaisesRegex(ValueError, "k_pass"):
                     apply_rotary(q_rot, k_pass=wrong, **form)
                 with self.assertRaisesRegex(librope.InvalidArgument, "q.shape"):
-                    apply_rotary(q_rot, q_pass=torch.randn(2, 5, 4, 16), **BSHD)  # the window is all channels
+                    apply_rotary(q_rot, q_pass=torch.randn(2, 5, 4, 16), **BSHD)  # the window has all channels
 
     def test_gradients_of_pass(self):
         def function(q, k, q_pass, k_pass, **form):
@@ -250,7 +251,7 @@ class OperatorTest(unittest.TestCase):
             self.assertTrue(torch.autograd.gradgradcheck(lambda *x: function(*x, **form), inputs))
         self.assertTrue(torch.autograd.gradcheck(
             lambda *x: function(*x, **form), inputs, check_forward_ad=True, check_batched_grad=True))
-        # What torch computes of the formula.
+        # torch's result of the formula.
         angles = torch.arange(3, dtype=torch.float64)[:, None, None] * torch.tensor([1.0, 0.01], dtype=torch.float64)
 
         def formula(window, rest):
@@ -265,7 +266,7 @@ class OperatorTest(unittest.TestCase):
             for results in (function(*inputs, **form), expected)]
         for actual, wanted in zip(*grads):
             self.assertTrue(torch.allclose(actual, wanted, rtol=0, atol=1e-12))
-        # Over a batch of calls
+        # A batch of calls.
         with torch.no_grad():
             stacks = [torch.stack([x, 2 * x]) for x in inputs]
             for actual, x in zip(torch.vmap(lambda *x: function(*x, **form))(*stacks), expected):
@@ -413,7 +414,7 @@ class OperatorTest(unittest.TestCase):
         self.assertTrue(torch.allclose(*grads, rtol=tolerance, atol=tolerance))
 
     def test_the_rounded_activation_is_that_of_torch(self):
-        def gelu(x):  # torch's own loses digits of 1 + erf where x is negative
+        def gelu(x):  # torch's own loses digits of 1 + erf for negative x
             return (0.5 * x.double() * torch.erfc(-x.double() / 2**0.5)).to(x.dtype)
 
         functions = {"swiglu": torch.nn.functional.silu, "geglu_erf": gelu, "reglu": torch.relu}
@@ -422,11 +423,11 @@ class OperatorTest(unittest.TestCase):
             gate, up = gate.to(dtype), up.to(dtype)
             for activation, function in functions.items():
                 with self.subTest(activation, dtype=dtype):
-                    # Next to a power of two, a step of the activation above it is two steps of a product below it.
+                    # Next to a power of two, a step of the activation above it equals two steps of a product below it.
                     for factor, most in ((torch.ones_like(up), 1), (up, 2)):
                         expected = function(gate) * factor
                         actual = swiglu(gate, factor, activation=activation, product_rounding=True)
-                        # Numbers of one sign are in the order of their bits.
+                        # The bits of numbers with one sign have their order.
                         steps = (actual.view(torch.int16).int() - expected.view(torch.int16).int()).abs()
                         self.assertLessEqual(int((steps != 0).sum()), steps.numel() // 10000)
                         self.assertLessEqual(int(steps.max()), most)
@@ -464,7 +465,7 @@ class OperatorTest(unittest.TestCase):
             swiglu(gate, up, gate_bias=gate_bias, up_bias=up_bias).sum().backward()
         self.assertEqual(written, [(0, 0), (0, 2)])
         self.assertTrue(torch.allclose(up_bias.grad, torch.nn.functional.silu(gate + gate_bias).sum(0), atol=1e-5))
-        # In the type of the bias, and of as many terms as there are.
+        # In the bias's type, and for any number of terms.
         half, bias = torch.ones(4096, 3, dtype=torch.bfloat16), torch.zeros(3, requires_grad=True)
         out = swiglu(half * 0, half, gate_bias=torch.ones(3), up_bias=bias, activation="reglu")
         out.sum().backward()
@@ -486,14 +487,14 @@ class OperatorTest(unittest.TestCase):
 
 
 def normed(x, weight=None, offset=0.0, eps=1e-6):
-    """RMS norm of heads, in fp64."""
+    """The RMS norm of heads, in fp64."""
     x = x.double()
     y = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
     return y if weight is None else y * (weight.double() + offset)
 
 
 def rotated(x, positions, theta=10000.0):
-    """In the half style, in fp64; positions broadcast against x's other axes."""
+    """The half style, in fp64. Positions broadcast against x's other axes."""
     half = x.shape[-1] // 2
     angles = positions.double()[..., None] * theta ** (-torch.arange(half, dtype=torch.float64) / half)
     a, b = x.double().split(half, dim=-1)
@@ -597,7 +598,7 @@ class StepTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "rotary_step: q_row_factor: it requires grad"):
             self.quantised(*given[:6], given[6].requires_grad_())
         are_equal = []
-        for _ in range(8):  # of 128 codes it may happen that none differs
+        for _ in range(8):  # with only 128 codes, all may be equal by chance
             bf16 = [torch.randn_like(x).bfloat16() for x in given[:2]]
             rounded, exact = ([*bf16, *self.quantities()[2:6], given[6].detach()] for _ in range(2))
             self.quantised(*rounded, quant_rounding="first")
@@ -613,7 +614,7 @@ class StepTest(unittest.TestCase):
         self.check_quantised(q_out, given)
 
     def scaled(self, q, k, v, k_cache, v_cache, k_scales, v_scales, slots):
-        """rotary_step of q, k and v, k and v to codes with scales that are written."""
+        """rotary_step of q, k and v; it writes k and v as codes with scales."""
         return librope.torch.rotary_step(
             q, k, v, v_unrotated=True, cached_only=True, quant=librope.Quant(scale_floor=1e-3, power_of_two=True),
             cache=librope.Cache(k_cache, v_cache, slots=slots, k_scales=k_scales, v_scales=v_scales), **self.THD)
@@ -647,7 +648,7 @@ class StepTest(unittest.TestCase):
                 self.check_scaled(q_out, given)
                 self.assertGreater(min(x._version for x in given[3:7]), 0)
             given = self.scaled_arguments(scale)
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):  # by the operator
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):  # through the operator
                 q_out, _, _ = self.scaled(*given)
             self.check_scaled(q_out, given)
             self.assertGreater(min(x._version for x in given[3:7]), 0)
@@ -666,7 +667,7 @@ class StepTest(unittest.TestCase):
             return librope.torch.rotary_step(q, k, cached_only=True, cache=cache, **self.THD)[0]
 
         from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
-        for scale in filter(DTYPE_TO_CPP.get, SCALES):  # torch 2.10's inductor knows no float8_e8m0fnu
+        for scale in filter(DTYPE_TO_CPP.get, SCALES):  # torch 2.10's inductor does not support float8_e8m0fnu
             given = self.scaled_arguments(scale)
             q_out = torch.compile(lambda *x: self.scaled(*x)[0], fullgraph=True)(*given)
             self.check_scaled(q_out, given)
@@ -677,7 +678,7 @@ class StepTest(unittest.TestCase):
             self.assertGreater(rows.count_nonzero(), 0)
 
     def latent(self, q, q_pass, k, k_cache, pass_cache, pass_scales, slots):
-        """rotary_step of q beside its pass, and of a latent k into codes with scales beside its window."""
+        """rotary_step of q beside its pass, and of a latent k as codes with scales beside its window."""
         return librope.torch.rotary_step(
             q, k, cached_only=True, input=librope.Input(q_pass), rotary_dim=8, rotary_offset=16,
             cache=librope.Cache(
@@ -704,7 +705,7 @@ class StepTest(unittest.TestCase):
 
     def test_pass_and_latent_caches(self):
         for calls in (contextlib.nullcontext(), support.through_ctypes(), torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CPU])):  # the last by the operator
+                activities=[torch.profiler.ProfilerActivity.CPU])):  # the last one through the operator
             given = self.latent_arguments()
             with calls:
                 q_out = self.latent(*given)
@@ -771,7 +772,7 @@ class StepTest(unittest.TestCase):
         key = RopeDesc(head_dim=16, dtype="f32", **self.THD)._key
         none = None, None, None
         for arguments, text in (((key, *none, *none, False, torch.arange(5)), "q, k and v"),
-                                ((key, self.q, *none[1:], *none, False), "q"),  # it has no place to go to
+                                ((key, self.q, *none[1:], *none, False), "q"),  # there is no output for it
                                 ((key, *none, self.q, *none[1:], False, None, 0, 1 << 20), "flags has unknown bits")):
             before = self.q.clone()
             with self.assertRaisesRegex(Exception, text):
@@ -788,7 +789,7 @@ class StepTest(unittest.TestCase):
 
 
 class ForwardModeTest(unittest.TestCase):
-    """What has no formula refuses tangents: torch would take it for constant."""
+    """Functions without a formula for tangents refuse them: torch would take the result for constant."""
 
     TEXT = "{}: it has a tangent of forward-mode AD"
 
@@ -1003,7 +1004,7 @@ class ForwardModeTest(unittest.TestCase):
 
 
 class TrainingTest(unittest.TestCase):
-    """What trainers wrap around a block."""
+    """The wrappers that trainers put around a block."""
 
     def setUp(self):
         self.x = torch.randn(2, 5, 4, 16)
@@ -1085,7 +1086,7 @@ class TrainingTest(unittest.TestCase):
                 grads = [module.linear.weight.grad]
                 from torch.distributed import device_mesh, fsdp
 
-                if hasattr(fsdp, "fully_shard"):  # torch 2.6
+                if hasattr(fsdp, "fully_shard"):  # from torch 2.6 on
                     module.zero_grad()
                     mesh = device_mesh.init_device_mesh("cpu", (1,))
                     fsdp.fully_shard(module, mesh=mesh)(self.x).square().sum().backward()

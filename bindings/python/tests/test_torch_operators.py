@@ -37,11 +37,11 @@ def run_python(script, *arguments, **environment):
 
 
 def pages():
-    """Memory that is resident."""
+    """Pages of resident memory."""
     return int(Path("/proc/self/statm").read_text().split()[1])
 
 
-# As if the package had no librope_torch.so.
+# Runs as if the package had no librope_torch.so.
 WITHOUT = """
 from librope import _library
 _library.torch_operators_path = lambda: "/nonexistent/librope_torch.so"
@@ -75,7 +75,7 @@ class KernelsTest(unittest.TestCase):
 
         def work(number):
             for i in range(200):
-                theta = 100.0 + i // 10  # of all threads at about the same time
+                theta = 100.0 + i // 10  # all threads use it at about the same time
                 actual = apply_rotary(x, style="half", layout="bshd", theta=theta, position_offset=number)
                 with librope.RopeDesc(head_dim=16, dtype="f32", style="half", layout="bshd", theta=theta) as desc:
                     if not torch.equal(actual, desc.forward(x, position_offset=number, stream=0)):
@@ -85,7 +85,7 @@ class KernelsTest(unittest.TestCase):
         self.assertEqual(failures, [])
 
     def test_threads_with_more_descriptors_than_are_kept(self):
-        """Each is forgotten and made again many times, while other threads call it."""
+        """Each descriptor is dropped and made again many times, while other threads call it."""
         x, gate, failures = torch.randn(2, 5, 3, 16), torch.randn(5, 6), []
         thetas, alphas = numpy.geomspace(10.0, 1e6, 600), numpy.linspace(0.5, 2.0, 300)
         ropes = [RopeDesc(head_dim=16, dtype="f32", **{**FORM, "theta": theta})._key for theta in thetas]
@@ -108,7 +108,7 @@ class KernelsTest(unittest.TestCase):
         self.assertEqual(failures, [])
 
     def test_ever_new_descriptors(self):
-        """Each for one call: those of the operators are forgotten, too."""
+        """Each descriptor serves one call. Those of the operators are dropped, too."""
         x, gate = torch.randn(1, 1, 1, 16), torch.randn(1, 4)
 
         def call(number):
@@ -150,11 +150,11 @@ class KernelsTest(unittest.TestCase):
         before = pages()
         for _ in range(2000):
             call()
-        self.assertLess((pages() - before) * 4096 / 2000, 400)  # bytes a round; the least of them are tensors of 200
+        self.assertLess((pages() - before) * 4096 / 2000, 400)  # bytes per round; tensors have 200 or more
 
     @unittest.skipUnless(is_native, "the kernels are those of Python")
     def test_without_the_library(self):
-        """The tests of torch run on the kernels of Python, too."""
+        """The tests of torch also run on the kernels of Python."""
         script = WITHOUT + (
             "import unittest, test_torch\n"
             "assert test_torch.librope.torch.operators.why_python.startswith('/nonexistent/librope_torch.so')\n"
@@ -162,7 +162,7 @@ class KernelsTest(unittest.TestCase):
         self.assertIn("OK", run_python(script))
 
 
-# As much of torch as the loader calls: registrations are counted, and that of the number fail_at fails.
+# The part of torch that the loader calls. It counts registrations, and the one with the number fail_at fails.
 FAKE_TORCH = """
 #include <stdint.h>
 #include <string.h>
@@ -185,7 +185,7 @@ int32_t aoti_torch_delete_library_object(void *library) {
 }
 """
 
-# Two files are given: librope_torch.so and a libtorch_cpu.so of FAKE_TORCH; and the version.
+# The program gets two files, librope_torch.so and a libtorch_cpu.so of FAKE_TORCH, and the version.
 LOAD_WITH_FAILURES = """
 import ctypes, sys
 torch, library = ctypes.CDLL(sys.argv[2]), ctypes.CDLL(sys.argv[1])
@@ -201,7 +201,7 @@ for fail_at in [*range(1, 19), 0]:
 @unittest.skipUnless(is_native, "the kernels are those of Python")
 class LoaderTest(unittest.TestCase):
     def test_refusals(self):
-        """Of another version, and without torch."""
+        """With another version, and without torch."""
         text = run_python(
             "import ctypes, sys\n"
             "load = ctypes.CDLL(sys.argv[1]).rope_torch_load\n"
@@ -213,7 +213,7 @@ class LoaderTest(unittest.TestCase):
         self.assertEqual(text.splitlines(), ["libtorch_cpu.so is not loaded", prefix + patch, prefix + "12.34.56"])
 
     def test_the_library_of_another_version(self):
-        """The operators run in Python, and say why."""
+        """The operators run in Python, and report why."""
         script = (
             "from librope import _abi\n"
             "_abi.ROPE_VERSION_PATCH += 1\n"
@@ -315,7 +315,7 @@ class KeyTest(unittest.TestCase):
         self.assertTrue(torch.equal(self.rotate(rope), RopeDesc._of_key("rotate", rope).forward(self.x)))
 
     def test_random_keys(self):
-        """Bytes of a key that change: refused, or another rotation, and never a crash."""
+        """Changed bytes of a key are refused or give another rotation. They never crash."""
         key = bytearray.fromhex(RopeDesc(
             head_dim=16, dtype="f32", style="half", layout="bshd", inv_freq=[1.0] * 8, num_threads=1)._key[5:])
         generator = torch.Generator().manual_seed(7)
@@ -357,7 +357,7 @@ class KeyTest(unittest.TestCase):
 
 
 class DescriptorsTest(unittest.TestCase):
-    """Of calls by builtins the results, refusals and versions are those of ctypes."""
+    """Calls through builtins have the results, refusals and versions of calls through ctypes."""
 
     def both(self, function):
         results = [function()]
@@ -455,7 +455,7 @@ class DescriptorsTest(unittest.TestCase):
             desc.forward(x, out=x)
 
 
-# Two files are given: a program, and where its inputs and outputs are.
+# The program gets two files: a program, and its inputs and outputs.
 RUN_EXPORTED = """
 import sys, torch, librope.torch
 program = torch.export.load(sys.argv[1])

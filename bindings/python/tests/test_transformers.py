@@ -29,7 +29,7 @@ from librope.transformers import from_hf_config, patch, unpatch  # noqa: E402
 transformers.logging.set_verbosity_error()
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and librope.device_count("cuda") else [])
-# Weights so large that attention looks at few tokens and positions matter.
+# The weights are so large that attention depends on few tokens, and positions matter.
 BASE = dict(vocab_size=97, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, pad_token_id=0, bos_token_id=1,
             eos_token_id=2)
@@ -41,8 +41,8 @@ DEEPSEEK = dict(
     first_k_dense_replace=1, rope_parameters={
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
         "mscale_all_dim": 0.7})
-# A temperature that differs from 1 from the fourth position on, and a layer of three without positions.
-LLAMA4 = dict(  # one expert: of several, the last bit of bf16 would choose
+# The temperature differs from 1 from the fourth position on, and one of three layers has no positions.
+LLAMA4 = dict(  # one expert: with several, the last bit of bf16 would choose between them
     num_hidden_layers=3, head_dim=16, intermediate_size_mlp=96, num_local_experts=1, interleave_moe_layer_step=2,
     no_rope_layers=[1, 0, 1], floor_scale=4, attn_scale=0.4, attention_chunk_size=8)
 MINISTRAL3 = dict(
@@ -59,7 +59,7 @@ PHI3 = dict(
         "original_max_position_embeddings": 8, "short_factor": [1.0] * 6,
         "long_factor": [2.0, 2.0, 3.0, 3.0, 4.0, 4.0]})
 
-# name: configuration class, what it has beside BASE, modules that patch changes
+# name: configuration class, its arguments in addition to BASE, modules that patch changes
 MODELS = {
     "llama": ("LlamaConfig", dict(rope_parameters=LLAMA3), 3),
     "llama, dynamic": ("LlamaConfig", dict(
@@ -84,7 +84,7 @@ MODELS = {
     "deepseek_v3": ("DeepseekV3Config", DEEPSEEK, 4),
     "deepseek_v3, half": ("DeepseekV3Config", dict(DEEPSEEK, rope_interleave=False), 4),
 }
-# Of the largest logit and the largest gradient.
+# Relative to the largest logit and the largest gradient.
 TOLERANCES = {torch.float32: (2e-5, 1e-4), torch.float64: (1e-6, 1e-6), torch.bfloat16: (0.06, 0.15)}
 
 
@@ -106,19 +106,19 @@ def make_model(name, device="cpu", dtype=torch.float32):
     frequencies = [(module, key, value) for module in model.modules() for key, value in module._buffers.items()
                    if value is not None and "inv_freq" in key]
     model = model.to(device, dtype).eval()
-    for module, key, value in frequencies:  # as from_pretrained leaves them: in fp32
+    for module, key, value in frequencies:  # in fp32, as after from_pretrained
         module._buffers[key] = value.to(device)
     return model
 
 
 def patched(test, target, **keywords):
-    """patch(target), undone at the end of the test whatever happens: a patched model keeps its family's functions."""
+    """Calls patch(target), and undoes it at the end of the test: a patched model keeps its family's functions."""
     test.addCleanup(unpatch, target)
     return patch(target, **keywords)
 
 
 def run(model, **keywords):
-    """Logits, and all gradients in one vector."""
+    """The logits, and all gradients in one vector."""
     device = next(model.parameters()).device
     torch.manual_seed(1)
     ids = torch.randint(1, 97, (2, 13)).to(device)
@@ -135,14 +135,14 @@ def distance(actual, expected):
 
 @contextlib.contextmanager
 def rotations():
-    """For each rotation of the code inside: whether it had a norm."""
+    """Whether a norm was part of it, for each rotation of the code inside."""
     seen = []
     with support.seen_args(lambda function, args: function == "rope_forward" and seen.append(bool(args.norm))):
         yield seen
 
 
 def launches(of):
-    """What the code returns, and of each of its rotations the direction, and whether there was a norm."""
+    """The result of the code, and for each of its rotations the direction, and whether it had a norm."""
     seen = []
     with support.seen_args(lambda function, args: function in ("rope_forward", "rope_backward")
                            and seen.append((function, bool(args.norm)))):
@@ -151,7 +151,7 @@ def launches(of):
 
 
 def vary_norms(model):
-    """Weights of 1 would hide where they are."""
+    """Makes weights that differ from 1: equal weights would hide their places."""
     with torch.no_grad():
         for module in model.modules():
             if type(module).__name__.endswith("Norm") and hasattr(module, "weight"):
@@ -159,7 +159,7 @@ def vary_norms(model):
 
 
 def step_of_training(model, call=None):
-    """The loss, and the gradients of parameters by their names."""
+    """The loss, and the gradients of parameters by name."""
     torch.manual_seed(1)
     ids = torch.randint(1, 97, (2, 13)).to(next(model.parameters()).device)
     model.zero_grad(set_to_none=True)
@@ -169,7 +169,7 @@ def step_of_training(model, call=None):
 
 
 def factors(of):
-    """For each rotation of the code, forward and backward: whether it had a factor."""
+    """Whether a factor was part of it, for each rotation of the code, forward and backward."""
     seen = []
     with support.seen_args(lambda function, args: function in ("rope_forward", "rope_backward")
                            and seen.append(bool(args.input))):
@@ -188,19 +188,19 @@ class PatchTest(unittest.TestCase):
                         self.assertIs(patched(self, model), model)
                         self.assertEqual(sum("_librope_method" in m.__dict__ for m in model.modules()), num_patched)
                         rotated = run(model)
-                        patch(model)  # harmless
+                        patch(model)  # a second call has no effect
                         unpatch(model)
                         after = run(model)
                         for actual, expected, tolerance in zip(rotated, before, TOLERANCES[dtype]):
                             self.assertLess(distance(actual, expected), tolerance)
                         self.assertTrue(torch.equal(after[0], before[0]))
-                        # The comparison would notice another rotation.
+                        # The comparison detects another rotation.
                         if dtype == torch.float32:
                             other = run(model, position_ids=torch.arange(13, device=device)[None] * 2)
                             self.assertGreater(distance(other[0], before[0]), 100 * TOLERANCES[dtype][0])
 
     def test_parity(self):
-        """Logits and gradients to the bit."""
+        """Logits and gradients have the bits of the original."""
         for name in MODELS:
             for device in DEVICES:
                 for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -216,7 +216,7 @@ class PatchTest(unittest.TestCase):
                             actual = run(model)
                         self.assertEqual(len(seen), 2)
                         for what, values, wanted in zip(("logits", "gradients"), actual, expected):
-                            # OLMo-2 has cos and sin in fp32, in which torch rounds its gradient's products alone.
+                            # OLMo-2 has cos and sin in fp32, and torch rounds only the products of its gradient.
                             if (name, what) == ("olmo2", "gradients") and dtype != torch.float32:
                                 self.assertLess(distance(values, wanted), TOLERANCES[torch.bfloat16][1])
                             else:
@@ -252,7 +252,7 @@ class PatchTest(unittest.TestCase):
                         unpatch(model)
 
     def assert_steps_alike(self, actual, expected, dtype):
-        """The losses, and the gradient of each parameter by its own largest number."""
+        """Compares the losses, and the gradient of each parameter relative to its own largest number."""
         self.assertLess(distance(actual[0].double(), expected[0].double()), TOLERANCES[dtype][0])
         self.assertEqual(list(actual[1]), list(expected[1]))
         for name, grad in actual[1].items():
@@ -262,7 +262,7 @@ class PatchTest(unittest.TestCase):
     FORTH, BACK = ("rope_forward", True), ("rope_backward", True)
 
     def test_norms_in_training(self):
-        """One launch forward and one backward for each layer, also where forward is run again for backward."""
+        """One launch forward and one backward for each layer, also if forward is run again for backward."""
         for name, device, dtype in itertools.product(
                 ("qwen3", "gemma3", "olmo2", "cohere", "llama4"), DEVICES, (torch.float32, torch.bfloat16)):
             with self.subTest(name, device=device, dtype=dtype):
@@ -290,7 +290,7 @@ class PatchTest(unittest.TestCase):
                 unpatch(model)
 
     def test_norms_in_training_compiled_in_one_graph(self):
-        # A backend that traces both directions, as all do, and generates no code, which would take minutes.
+        # This backend traces both directions, like all others, but generates no code, which would take minutes.
         for name in ("qwen3", "gemma3", "olmo2", "cohere"):
             with self.subTest(name):
                 torch._dynamo.reset()
@@ -304,7 +304,7 @@ class PatchTest(unittest.TestCase):
                 unpatch(model)
 
     def test_norms_with_frozen_parameters(self):
-        """Gradients of the rest are what they were, and sums are of weights alone that have a gradient."""
+        """Gradients of other parameters do not change, and sums are computed only for weights that have a gradient."""
         for name, part, has_sums in (
                 ("qwen3", "_norm", [False, False]), ("gemma3", "k_norm", [True, False]),
                 ("olmo2", "q_", [False, True])):
@@ -325,7 +325,7 @@ class PatchTest(unittest.TestCase):
                 unpatch(model)
 
     def test_norms_that_autocast_widens(self):
-        """Weights of F32 beside q of 16 bits: the model's own norms give F32."""
+        """Weights of F32 beside q of 16 bits: the model's own norms return F32."""
         model = make_model("qwen3")
         vary_norms(model)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -336,7 +336,7 @@ class PatchTest(unittest.TestCase):
         self.assert_steps_alike(actual, expected, torch.bfloat16)
 
     def test_norms_and_other_derivatives(self):
-        """In forward mode the norms are the model's. Gradients have no gradients."""
+        """In forward mode the model's norms run. Gradients have no gradients."""
         model = make_model("qwen3")
         vary_norms(model)
         x = model.get_input_embeddings()(torch.randint(1, 97, (2, 13))).detach()
@@ -387,14 +387,14 @@ class PatchTest(unittest.TestCase):
         self.assertFalse([key for m in model.modules() for key in m.__dict__ if "_librope" in key])
         model._tp_size = 1
         patched(self, model)
-        for layer in model.model.layers:  # half of the heads, as on a rank of two
+        for layer in model.model.layers:  # half of the heads, as on one of two ranks
             for name in ("q_proj", "k_proj", "v_proj"):
                 projection = getattr(layer.self_attn, name)
                 projection.weight = torch.nn.Parameter(projection.weight[:projection.out_features // 2])
         with torch.no_grad(), self.assertRaisesRegex(
                 ValueError, "Olmo2RMSNorm is over all heads of a token, 64 channels, of which this rank has 32"):
             model(torch.randint(1, 97, (2, 13)))
-        other = make_model("qwen3")  # a norm of each head does not care
+        other = make_model("qwen3")  # norms of single heads are not affected
         other._tp_size = 2
         patched(self, other)
 
@@ -449,7 +449,7 @@ class PatchTest(unittest.TestCase):
                     self.assertEqual(factors(lambda: run(model)), [True, True, True, True])
                     self.assertLess(
                         distance(run(model, position_ids=positions)[1], gradients), TOLERANCES[dtype][1])
-                    if dtype == torch.float32:  # the comparison would notice that it is left out
+                    if dtype == torch.float32:  # the comparison detects that it is left out
                         model.config.rope_parameters["llama_4_scaling_beta"] = 0.0
                         self.assertGreater(distance(model(ids).logits.double(), expected[0]), 0.01)
                     unpatch(model)
@@ -511,12 +511,12 @@ class PatchTest(unittest.TestCase):
             return torch.autograd.grad(gradient.square().sum(), weight)[0]
 
         expected = second()
-        for module in (model.model.rotary_emb, *[layer.self_attn for layer in model.model.layers]):  # and not the MLPs
+        for module in (model.model.rotary_emb, *[layer.self_attn for layer in model.model.layers]):  # not the MLPs
             patched(self, module)
         self.assertLess(distance(second(), expected), TOLERANCES[torch.float32][1])
 
     def test_what_is_in_place_of_tables_moves(self):
-        # As accelerate moves the arguments of a layer to its device.
+        # accelerate moves the arguments of a layer to its device in this way.
         def move(x):
             if isinstance(x, (tuple, list)):
                 return type(x)(map(move, x))
@@ -607,7 +607,7 @@ class PatchTest(unittest.TestCase):
                 patched(self, modeling)
                 model = make_model(family)
                 rotated = run(model)
-                patched(self, model)  # on top of its class
+                patched(self, model)  # after its class has been patched
                 self.assertTrue(torch.equal(run(model)[0], rotated[0]))
                 self.assertEqual(any(factors(lambda: run(model))), family == "ministral3")
                 unpatch(modeling)
@@ -622,7 +622,7 @@ class PatchTest(unittest.TestCase):
                 self.assertFalse(torch.equal(rotated[0], before[0]))
 
     def test_hooks_that_come_and_go(self):
-        # As accelerate's: the hook takes the place of forward and calls what was there.
+        # Like accelerate's hook, it replaces forward and calls the previous one.
         def hook(module):
             module._old_forward = module.forward
             module.forward = lambda *arguments, **keywords: module._old_forward(*arguments, **keywords)
@@ -646,7 +646,7 @@ class PatchTest(unittest.TestCase):
                             (hook if step == "hook" else unhook)(module)
                     self.assertEqual(torch.equal(run(model)[0], before), not is_patched, step)
                 for module in hooked:
-                    module.__dict__.pop("forward", None)  # what unhook leaves, as accelerate does
+                    module.__dict__.pop("forward", None)  # unhook leaves the module so, in accelerate too
 
     def test_deep_copies_and_gradient_checkpointing(self):
         model = patched(self, make_model("qwen2"))

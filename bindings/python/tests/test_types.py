@@ -1,4 +1,4 @@
-# test_types.py - the type hints of the package hold among themselves, and tell a program what it gets
+# test_types.py - the package's type hints are consistent, and give a program the right types
 from __future__ import annotations
 
 import importlib.util
@@ -25,9 +25,9 @@ def run(folder, *arguments):
 
 
 def pyright(path):
-    """The names of files and what its strict mode finds in them."""
+    """The names of files, and the errors that the strict mode reports for them."""
     with tempfile.TemporaryDirectory() as folder:
-        # A project's files lie below its folder.
+        # Files of a project lie below its folder.
         os.symlink(path, os.path.join(folder, path.name))
         with open(os.path.join(folder, "pyrightconfig.json"), "w") as file:
             json.dump({"include": [path.name], "extraPaths": [str(HERE.parent)], "typeCheckingMode": "strict",
@@ -45,7 +45,7 @@ class TypesTest(unittest.TestCase):
     def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
-        cls.folder = folder.name  # with what mypy learns of other packages
+        cls.folder = folder.name  # it keeps mypy's caches of other packages
 
     def check(self, *arguments):
         result = run(self.folder, "mypy", "--cache-dir", os.path.join(self.folder, "cache"), *arguments)

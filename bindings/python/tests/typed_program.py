@@ -1,5 +1,5 @@
-# typed_program.py - what type checkers must say of calls into the package; test_types.py lets mypy and pyright check it
-"""Not run. A `type: ignore` that is not needed is an error, so that each line with one must be refused."""
+# typed_program.py - the results of type checkers for calls into the package; test_types.py runs mypy and pyright on it
+"""The program is not run. An unnecessary `type: ignore` is an error, so each line with one must be refused."""
 from typing import Optional, Tuple, Union
 
 import jax
@@ -64,7 +64,7 @@ def gates(desc: librope.SwigluDesc, gate: Array, up: torch.Tensor, rows: jax.Arr
         Tuple[Array, torch.Tensor])
     librope.swiglu_backward(gate, gate, up, activation="gelu")  # type: ignore[call-overload]
     assert_type(librope.swiglu_backward(gate, gate, up, row_scale=rows), Tuple[Array, torch.Tensor, jax.Array])
-    # What is not wanted is None.
+    # An output that is switched off is None.
     grads = librope.swiglu_backward(gate, gate, up, grad_gate=False)
     assert grads[1] is not None
     librope.swiglu_backward(gate, gate, up, beta=1.0)  # type: ignore[call-overload]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # wheel.py - builds the wheel and the source distribution, installs the wheel in a fresh environment, and uses it there:
 # wheel.py WORK_FOLDER
-"""For the CPU only, so that it takes seconds; CUDA changes the library alone. Fetches nothing. Exits 77, with the
-reason, where scikit-build-core, pip or venv is missing."""
+"""The wheel is for the CPU only, so that the test takes seconds; CUDA changes the library alone. The test downloads
+nothing. It exits with 77, and prints the reason, if scikit-build-core, pip or venv is missing."""
 import base64
 import email
 import hashlib
@@ -22,10 +22,10 @@ PROJECT = HERE.parent
 ROOT = PROJECT.parents[1]
 SKIPPED = 77
 
-# Nothing of the build that runs this test.
+# Variables of the build that runs this test are removed.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("ROPE_", "PYTHON"))}
 
-# What pip and build do in the folder of pyproject.toml.
+# The calls that pip and build make in the folder of pyproject.toml.
 BUILD = """
 import sys
 sys.path.insert(0, "")
@@ -36,7 +36,7 @@ else:
     print(backend.build_wheel(sys.argv[1], {"build-dir": sys.argv[2], "cmake.define.ROPE_CUDA": "OFF"}))
 """
 
-# Runs in the environment, away from the checkout.
+# This program runs in the environment, away from the checkout.
 USE = """
 import pathlib, sys
 import librope
@@ -72,7 +72,7 @@ def can_build(python):
 
 
 def build(builder, project, folder, build_folder):
-    """The wheel of a project, or its source distribution where the build folder is "sdist"."""
+    """The wheel of a project, or its source distribution if the build folder is "sdist"."""
     folder.mkdir(exist_ok=True)
     output = run(builder, "-B", "-c", BUILD, folder, build_folder, cwd=project).stdout
     built = folder / output.splitlines()[-1]
@@ -81,13 +81,13 @@ def build(builder, project, folder, build_folder):
 
 
 def needed_c_library(library):
-    """The second number of the newest version of the GNU C library that a symbol names."""
+    """The second number of the newest version of the GNU C library that a symbol requires."""
     symbols = run("objdump", "-T", library).stdout
     return max(int(minor) for minor in re.findall(r"\(?GLIBC_2\.(\d+)", symbols))
 
 
 def check_libraries(name, file):
-    """The C library's, and for torch's operators C++'s, whose versions are those of GCC 5."""
+    """Versions of the C library, and for torch's operators also of C++'s, which are those of GCC 5."""
     needed = set(re.findall(r"NEEDED +(\S+)", run("objdump", "-p", file).stdout))
     needed = {library for library in needed if not re.match(r"lib(c|m|dl|rt|pthread)\.so|ld-linux", library)}
     allowed = {"libstdc++.so.6", "libgcc_s.so.1"} if name.endswith("librope_torch.so") else set()
@@ -106,13 +106,13 @@ def check_wheel(wheel, version):
         f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE")}
     if set(files) != expected:
         sys.exit(f"the wheel has {sorted(files)}")
-    # Not inside another path: a checkout in /librope is not in lib/librope.so.
+    # Only a whole path counts: a checkout in /librope is not in lib/librope.so.
     checkout = re.compile(rb"(?:^|-(?:I|L|B|F|isystem|iquote)|[^\w.}-])" + re.escape(str(ROOT)).encode())
     for name, contents in files.items():
         if checkout.search(contents):
             sys.exit(f"{name} names the folder that it was built in")
 
-    minors = [24]  # whose systems have the C++ library that the second one needs
+    minors = [24]  # systems with it have the C++ library that the second file needs
     for name in libraries:
         with tempfile.NamedTemporaryFile() as library:
             library.write(files[name])
@@ -145,7 +145,7 @@ def check_wheel(wheel, version):
 
 
 def check_same_libraries(*wheels):
-    """Wherever they are built, from the checkout or from its source distribution."""
+    """The wheels are equal, whether built from the checkout or from its source distribution."""
     for name in ("librope.so.0", "librope_python.so", "librope_torch.so"):
         contents = []
         for wheel in wheels:
@@ -162,7 +162,7 @@ def skip(reason):
 
 def main():
     work = Path(sys.argv[1]).resolve()
-    # The wheel is for every Python, so the one that builds it need not be the one that uses it.
+    # The wheel is for every Python, so another Python than the one that builds it may use it.
     builder = next((python for python in (sys.executable, "/usr/bin/python3") if can_build(python)), None)
     if builder is None:
         skip("needs scikit-build-core 0.11")
@@ -177,7 +177,7 @@ def main():
     wheel = build(builder, PROJECT, work / "wheels", work / "build")
     check_wheel(wheel, f"{version}+cpu")
 
-    # Far from the checkout, whose files it must not need.
+    # This folder is far from the checkout: the package must not need its files.
     with tempfile.TemporaryDirectory() as folder:
         sdist = build(builder, PROJECT, Path(folder), "sdist")
         if sdist.name != f"librope-{version}.tar.gz":
@@ -201,7 +201,7 @@ def main():
     run(python, "-m", "pip", "install", "--no-index", "--no-deps", "--no-compile", wheel, cwd=work)
     run(python, "-c", USE, version, cwd=work)
     print(run(python, "-m", "librope", cwd=work).stdout, end="")
-    # numpy is that of the Python that runs this, where it has one.
+    # numpy is that of the Python that runs this test, if it has one.
     found = run(sys.executable, "-c", "import numpy; print(numpy.__file__)", check=False)
     if found.returncode != 0:
         print("without numpy, the tests of the package are not run on it")

@@ -1,8 +1,8 @@
-//! Finds librope: in the folder ROPE_LIB_DIR if that is set, otherwise as pkg-config says. With ROPE_STATIC=1 it links
-//! librope.a; of a librope with CUDA that takes libcudart_static.a too, from CUDART_LIB_DIR if that is set.
+//! Finds librope: in the folder ROPE_LIB_DIR if that is set, otherwise through pkg-config. With ROPE_STATIC=1 it links
+//! librope.a; if that has CUDA, also libcudart_static.a, from CUDART_LIB_DIR if that is set.
 //!
-//! Crates that depend on this one read the folder from DEP_ROPE_LIB_DIR in their build script. With DOCS_RS, as docs.rs
-//! has it, nothing is looked for, and nothing can be linked.
+//! Build scripts of crates that depend on this one read the folder from DEP_ROPE_LIB_DIR. With DOCS_RS, which docs.rs
+//! sets, no library is looked for, and nothing can be linked.
 
 use std::env;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn pkg_config(arguments: &[&str]) -> String {
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     if variable("DOCS_RS").is_some() {
-        return; // documentation is built without the library
+        return; // the documentation needs no library
     }
     for name in ["PKG_CONFIG_PATH", "PKG_CONFIG_LIBDIR", "PKG_CONFIG_SYSROOT_DIR"] {
         println!("cargo:rerun-if-env-changed={name}");
@@ -42,7 +42,7 @@ fn main() {
     let archive = variable("ROPE_STATIC").map_or(false, |value| value != "0");
     let name = if archive { "librope.a" } else { "librope.so" };
 
-    let mut needed = vec!["m".to_string(), "pthread".to_string()]; // what the archive links
+    let mut needed = vec!["m".to_string(), "pthread".to_string()]; // libraries that the archive needs
     let folder = match variable("ROPE_LIB_DIR") {
         Some(folder) => {
             if !Path::new(&folder).join(name).exists() {
@@ -75,6 +75,6 @@ fn main() {
         }
     } else {
         println!("cargo:rustc-link-lib=dylib=rope");
-        println!("cargo:rustc-link-arg=-Wl,-rpath,{folder}"); // for the tests of this crate alone
+        println!("cargo:rustc-link-arg=-Wl,-rpath,{folder}"); // only for the tests of this crate
     }
 }

@@ -1,5 +1,5 @@
-//! Lets this crate's tests and examples find librope.so where rope-sys found it, and tells the build scripts of programs
-//! that depend on the crate, as DEP_ROPE_RS_LIB_DIR: an rpath that is set here does not reach them.
+//! Lets this crate's tests and examples find the librope.so that rope-sys found. Passes its folder to the build scripts
+//! of programs that depend on the crate, as DEP_ROPE_RS_LIB_DIR: an rpath that is set here does not reach them.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

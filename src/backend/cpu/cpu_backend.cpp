@@ -42,8 +42,8 @@ rope_status_t fill_tables(const char *, const TableProblem &problem, const Devic
   return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t run_swiglu(const char *, const SwigluProblem &problem, const SwigluPlan &plan, int32_t, rope_stream_t) {
-  run_cpu_swiglu(problem, plan.num_tasks);
+rope_status_t run_swiglu(const char *, const SwigluCall &call, const SwigluCallPlan &plan, int32_t, rope_stream_t) {
+  for (int i = 0; i < call.count; ++i) run_cpu_swiglu(call.problems[i], plan.plans[i].num_tasks);
   return ROPE_STATUS_SUCCESS;
 }
 

@@ -24,6 +24,7 @@ constexpr CpuKernels kernels_of_these_loops(const char *name) {
       run_norm_gradient<double>,
       {swiglu_forward<float>, swiglu_forward<Float16>, swiglu_forward<BFloat16>, swiglu_forward<double>},
       {swiglu_values<float>, swiglu_values<Float16>, swiglu_values<BFloat16>},
+      {swiglu_gradient_values<float>, swiglu_gradient_values<Float16>, swiglu_gradient_values<BFloat16>},
       {round_values<float, float>, round_values<Float16, float>, round_values<BFloat16, float>},
       raise_magnitude<float>,
       {encode_values<Float8E4M3>, encode_values<Float8E5M2>, encode_pairs},

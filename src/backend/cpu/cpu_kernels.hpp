@@ -180,7 +180,8 @@ struct CpuKernels {
 
   using SwigluForward = void(const GatingRun &run, const GatingForm &form);
   SwigluForward *swiglu_forward[kNumCpuTypes];
-  SwigluForward *swiglu_values[kCpuF64];  // of the types before it: out is floats, which nothing has rounded
+  SwigluForward *swiglu_values[kCpuF64];           // for the types before it: out is floats, not rounded
+  SwigluForward *swiglu_gradient_values[kCpuF64];  // backward, so
 
   // Numbers that are to be codes.
   using RoundValues = void(float *values, int count);

@@ -1,6 +1,7 @@
-// cpu_norm.hpp - the tree sums of norm.hpp over arrays, in vectors where there are, and a norm's numbers for each channel
+// cpu_norm.hpp - the tree sums of norm.hpp over arrays, in vectors if the CPU has them, and a norm's numbers for each
+// channel
 //
-// In an unnamed namespace, as cpu_loops.hpp says.
+// The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
 
 #include "backend/cpu/cpu_kernels.hpp"
@@ -12,10 +13,10 @@ namespace rope {
 
 namespace {
 
-// Arrays whose sums are taken go on to a multiple of this with what pad_terms writes.
+// Arrays with terms of sums are extended to a multiple of this length with the terms of pad_terms.
 constexpr int kSumRun = 64;
 
-// Behind the terms +0 up to a power of two; and -0, which changes no sum, behind that.
+// Appends +0 up to a power of two. Behind that it appends -0, which changes no sum.
 template <typename Real>
 ROPE_LOOP void pad_terms(Real *terms, int count) {
   if (count % kSumRun == 0) return;
@@ -50,7 +51,7 @@ ROPE_LOOP Real sum_in_turns(const Real *values, const Term &term) {
 
 #if defined(ROPE_HAS_VECTORS)
 
-// Each level of the tree adds what is in neighbouring lanes; lanes of a and then of b stay in their 128 bits.
+// Each level of the tree adds neighbouring lanes. Lanes of a, then lanes of b, stay in their 128 bits.
 ROPE_VECTOR __m256 add_neighbours(__m256 a, __m256 b) {
   return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
 }
@@ -73,7 +74,7 @@ ROPE_VECTOR __m512 add_neighbours(__m512 a, __m512 b) {
   return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
 }
 
-// Of four lots of 128 bits the sum of the first two and that of the others.
+// Returns the sum of the first two of four lots of 128 bits, and that of the last two in *upper.
 ROPE_VECTOR __m128 add_lots(__m512 a, __m128 *upper) {
   const __m512 sums = _mm512_add_ps(a, _mm512_shuffle_f32x4(a, a, 0xb1));
   *upper = _mm512_extractf32x4_ps(sums, 2);
@@ -82,7 +83,7 @@ ROPE_VECTOR __m128 add_lots(__m512 a, __m128 *upper) {
 
 #endif
 
-// The four sums of 16 neighbours each of the terms of kSumRun elements.
+// Adds the terms of kSumRun elements to four sums of 16 neighbours each.
 template <typename T, typename Term>
 ROPE_VECTOR __m128 sums_of_sixteen(const T *elements, const Term &term) {
 #if defined(__AVX512BW__)
@@ -107,7 +108,7 @@ ROPE_VECTOR __m128 sums_of_sixteen(const T *elements, const Term &term) {
 #endif
 }
 
-// The halves of words are neighbours: the first level adds vectors.
+// The two halves of words are neighbours, so the first level of the tree adds vectors.
 template <typename Term>
 ROPE_VECTOR __m128 sums_of_sixteen(const BFloat16 *elements, const Term &term) {
 #if defined(__AVX512BW__)
@@ -133,8 +134,8 @@ ROPE_VECTOR __m128 sums_of_sixteen(const BFloat16 *elements, const Term &term) {
 
 #if defined(__AVX512BW__)
 
-// Elements whose terms one vector holds once neighbours are added: in lot j of its 128 bits are four sums, and those of
-// all lots make four neighbouring sums of the whole.
+// The number of elements with terms that fill one vector once neighbours are added. Lot j of its 128 bits has four
+// sums; all lots together make four neighbouring sums of the whole.
 template <typename T>
 constexpr int kElementsOfLots = 64;
 template <>
@@ -209,7 +210,7 @@ ROPE_LOOP double sum_of_two_runs(const double *values, const Term &term) {
   return add_rounded(sum_of_run(values, term), sum_of_run(values + kSumRun, term));
 }
 
-// Of terms of so many elements, which are padded.
+// The sum over the terms of `count` elements. The terms are padded.
 template <typename T, typename Term>
 ROPE_LOOP RealOf<T> sum_of_terms(const T *values, int count, const Term &term) {
   if (count <= kSumRun) return sum_of_run(values, term);
@@ -219,8 +220,8 @@ ROPE_LOOP RealOf<T> sum_of_terms(const T *values, int count, const Term &term) {
   return sum.total();
 }
 
-// Reads the numbers of a head plus the offset, of which -0 changes none, unless they are those of the head before; NULL
-// where there are none.
+// Reads the numbers of a head plus the offset, unless the previous head has the same numbers; an offset of -0 changes
+// none. Returns NULL if there are no numbers.
 template <typename T, typename Real>
 const Real *read_numbers(const ChannelNumbers &given, int64_t head, int count, Real offset, Real *numbers) {
   if (given.data == nullptr) return nullptr;

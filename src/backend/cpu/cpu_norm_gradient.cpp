@@ -1,4 +1,4 @@
-// cpu_norm_gradient.cpp - backward of calls with a norm: walks each tensor's runs of tokens, and keeps the sums of the
+// cpu_norm_gradient.cpp - backward of calls with a norm: processes each tensor's runs of tokens, and adds up the
 // gradients of its weights and biases
 #include "backend/cpu/cpu_step.hpp"
 #include "backend/cpu/cpu_step_runs.hpp"
@@ -17,14 +17,15 @@ CpuKernels::NormGradient<double> *norm_gradient_of(const CpuKernels &kernels, ro
   return kernels.norm_gradient_f64;
 }
 
-// Sums of all heads that are kept until a run's end, some channels at a time.
+// Room for sums of all heads, which are kept until a run's end, for some channels at a time.
 constexpr int kSumValues = 4096;
 static_assert(kMaxSummedHeads <= kSumValues, "");
 
-// Runs for each task of a tensor without sums: tensors have heads of different numbers, and tasks are of different speed.
+// Runs for each task of a tensor without sums. There are several because tensors have different numbers of heads, and
+// tasks run at different speeds.
 constexpr int kRunsOfTask = 4;
 
-// Tokens that a task takes one after another: a run with sums of its own or, of a tensor without sums, a part of them.
+// Consecutive tokens of one task: a run with its own sums or, for a tensor without sums, a part of the tokens.
 struct TokenRun {
   int tensor;
   int64_t run;
@@ -62,7 +63,7 @@ class TokenRuns {
   int64_t count_[3] = {};
 };
 
-// A tensor's token on its way back.
+// A tensor's token in backward.
 template <typename Real>
 class NormGradientWalk {
  public:
@@ -76,7 +77,8 @@ class NormGradientWalk {
     weights_.is_filled = false;
   }
 
-  // All tokens, once for as many channels as there is room for the sums of; the last time gradients are written too.
+  // Processes all tokens, once for every part of the channels that the sums have room for. The last pass also writes
+  // gradients.
   void process(bool counts_faults) {
     const RunSums *const kinds[] = {&tensor_.weight_sums, &tensor_.bias_sums};
     int64_t passes = 0;
@@ -98,7 +100,7 @@ class NormGradientWalk {
   }
 
  private:
-  // Channels whose sums there is room for, if it can be as many as fill vectors.
+  // The number of channels that sums have room for, if possible a multiple of a vector.
   int width() const {
     constexpr int kBlock = 32;
     const int fitting = static_cast<int>(kSumValues / heads_);
@@ -108,7 +110,7 @@ class NormGradientWalk {
 
   Real *row_of(const RunSums &kind) const { return reinterpret_cast<Real *>(kind.data) + run_.run * kind.run_stride; }
 
-  // The sums of all heads.
+  // Adds the sums of all heads to the row.
   void add_to_row(const RunSums &kind, int begin, int end) {
     Real *const row = row_of(kind);
     for (int channel = begin; channel < end; ++channel) {
@@ -125,7 +127,7 @@ class NormGradientWalk {
     return {row_of(kind), kind.head_stride, kind.channel_stride, 0, tensor_.channels};
   }
 
-  // Whether there are any.
+  // Returns whether there are any tokens.
   bool process_tokens(const HeadSums<Real> &added_up, bool is_of_weight, bool is_last, bool counts_faults) {
     bool has_tokens = false;
     NormGradientRun<Real> run = {};
@@ -152,7 +154,7 @@ class NormGradientWalk {
     return has_tokens;
   }
 
-  // What forward read, from a run of what it wrote.
+  // Describes the input of forward as a run like that of its output.
   void describe_input(const HeadRun &heads, NormGradientRun<Real> *run) {
     const NormInput &given = tensor_.norm_in;
     StepRun<Real> *const input = &run->input;
@@ -170,7 +172,7 @@ class NormGradientWalk {
     if (input->is_turned) turn_forward(input);
   }
 
-  // The angles of forward are those of its transpose with the sines exchanged and negated.
+  // The angles of forward are those of its transpose with exchanged and negated sines.
   void turn_forward(StepRun<Real> *input) {
     const PairAngles<Real> transposed = input->angles;
     const bool is_by_channel = problem_.table.is_by_channel;
@@ -196,7 +198,7 @@ class NormGradientWalk {
 
 struct GradientJob {
   StepJob step;
-  int64_t next_run;  // that no task has taken
+  int64_t next_run;  // the first run that no task has taken
 };
 
 template <typename Real>
@@ -204,7 +206,7 @@ void process_runs(void *context, int index) {
   GradientJob &job = *static_cast<GradientJob *>(context);
   const RopeProblem &problem = *job.step.problem;
   if (index == 0) check_sequences(problem);
-  int counted = 0;  // the tensor with whose tokens faults are counted
+  int counted = 0;  // faults are counted with the tokens of this tensor
   while (problem.tensor[counted].heads == 0) ++counted;
   const TokenRuns runs(problem, job.step.num_tasks);
   const int64_t count = runs.count();

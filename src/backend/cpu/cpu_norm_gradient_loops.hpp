@@ -1,7 +1,7 @@
-// cpu_norm_gradient_loops.hpp - heads on their way back through a norm: gradients of what forward read, and sums for those
-// of weights and biases
+// cpu_norm_gradient_loops.hpp - heads in the backward pass of a norm: gradients of forward's input, and sums for the
+// gradients of weights and biases
 //
-// In an unnamed namespace, as cpu_loops.hpp says. norm.hpp has the formulas.
+// The file is in an unnamed namespace; cpu_loops.hpp explains this. norm.hpp has the formulas.
 #pragma once
 
 #include "backend/cpu/cpu_norm_gradient_vectors.hpp"
@@ -11,7 +11,7 @@ namespace rope {
 
 namespace {
 
-// Gradients of what the norm made of heads, and what it read of them, less the mean with LAYER.
+// Gradients of a norm's output for some heads, and the norm's input, for LAYER minus the mean.
 template <typename T>
 struct NormedHeads {
   using Real = RealOf<T>;
@@ -44,7 +44,7 @@ struct NormedHeads {
     add_terms(run.bias_sums, x.first + i, [&](int c) { return g[c]; });
   }
 
-  // Makes of a head's gradient that of what was weighed.
+  // Makes the gradient of a head before the weight from that behind it.
   void weigh(int i) {
     const Real *const weight = weights_of(i);
     if (weight == nullptr) return;
@@ -53,7 +53,7 @@ struct NormedHeads {
     for (int c = 0; c < count; ++c) g[c] = multiply_rounded(g[c], weight[c]);
   }
 
-  // Then its sums, too.
+  // Does the work of weigh, and returns the head's sums.
   NormGradientSums<Real> weigh_and_sum(int i) {
     Real *const g = gradient.head(i), *const products = x.before;
     const Real *const values = x.head(i), *const weight = weights_of(i);
@@ -77,7 +77,7 @@ struct NormedHeads {
     const Real *const values = x.head(i);
     const Real inverse = x.inverse[i];
     const int count = channels();
-    // RMS has a mean of 0, which changes no bit.
+    // The mean of RMS is 0 and changes no bit.
     for (int c = 0; c < count; ++c) g[c] = norm_gradient(g[c], multiply_rounded(values[c], inverse), inverse, means);
   }
 

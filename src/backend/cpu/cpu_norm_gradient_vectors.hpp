@@ -1,17 +1,17 @@
-// cpu_norm_gradient_vectors.hpp - heads whose channels lie side by side, on their way back through a norm
+// cpu_norm_gradient_vectors.hpp - the backward pass of a norm for heads with channels side by side
 //
-// Of RMS norms of heads before the rotation, a slice of heads goes through each of four passes before the next slice:
+// For RMS norms of heads before the rotation, a slice of heads goes through each of four passes before the next slice:
 //
-//   what forward read          sums of squares, from which the inverse norms come
-//   gradients and the same     turned, added to sums for the weight, weighed; their products with what was normed
-//   those products             sums
-//   weighed gradients          what is written, beside what forward read
+//   input of forward           sums of its squares, which give the inverse norms
+//   gradients, and the input   gradients, turned and weighed; sums for the weight; products with the normed input
+//   those products             their sums
+//   weighed gradients          the results, from these, the sums and the input
 //
-// Weighed gradients and products are floats in the first cache, in the order of the loops' vectors: for heads of BFloat16
-// in words, those of even channels before those of odd ones. Of other norms both the gradients and what forward read
-// become floats first, turned where the norm is of that (FloatHeads).
+// Weighed gradients and products are floats in the first cache, in the order of the loops' vectors: heads of BFloat16
+// in words have even channels before odd ones. For other norms both the gradients and the input of forward become
+// floats first. The gradients are turned if the norm is before the rotation, the input if it is behind (FloatHeads).
 //
-// In an unnamed namespace, as cpu_loops.hpp says. norm.hpp has the formulas.
+// The file is in an unnamed namespace; cpu_loops.hpp explains this. norm.hpp has the formulas.
 #pragma once
 
 #include "backend/cpu/cpu_step_loops.hpp"
@@ -22,7 +22,7 @@ namespace rope {
 
 namespace {
 
-// Neighbours as words have them: channels of even numbers and those of odd ones.
+// Neighbours in words: channels of even numbers and those of odd numbers.
 template <int kLanes>
 struct WordVectors {
   Vector<kLanes> even;
@@ -72,7 +72,7 @@ ROPE_VECTOR void add_terms(WordVectors<kLanes> terms, float *sums) {
   add_terms(Vector<kLanes>::load(in_order + kLanes), sums + kLanes);
 }
 
-// Stores the terms of a tree's sum, or what its first level makes of neighbours.
+// Stores the terms of a tree's sum, or the results of its first level.
 template <int kLanes>
 ROPE_VECTOR void store_terms(Vector<kLanes> terms, float *all, int channel) {
   terms.store(all + channel);
@@ -83,24 +83,24 @@ ROPE_VECTOR void store_terms(WordVectors<kLanes> terms, float *all, int channel)
   add_rounded(terms.even, terms.odd).store(all + static_cast<uint32_t>(channel) / 2);
 }
 
-// A head on its way back.
+// A head in backward.
 template <typename T>
 struct GradientHead {
-  const T *gradient;    // of what forward wrote
-  const T *x;           // what forward read
-  float inverse;        // its norm
+  const T *gradient;    // of forward's output
+  const T *x;           // input of forward
+  float inverse;        // its inverse norm
   const float *weight;  // in the order of `weighed`
-  float *sums;          // for the gradient of the weight, of channels `sums_begin` to `sums_end`
+  float *sums;          // for the gradient of the weight, from channel `sums_begin` to `sums_end`
   int sums_begin;
   int sums_end;
   bool is_written;
-  float *weighed;   // the gradient of what was normed
-  float *products;  // terms of the sum of its products with that
+  float *weighed;   // gradient of the normed input
+  float *products;  // terms of the sum of `weighed` times the normed input
 };
 
-// ---- Loops: each takes what fills its vectors from `begin` on and returns where it ended ----
+// ---- Loops: each processes all full vectors from `begin` on and returns its end ----
 //
-// Floats is Vector or WordVectors.
+// Floats stands for Vector or WordVectors.
 
 template <template <int> class Floats, int kLanes>
 constexpr int kChannelsOf = static_cast<int>(sizeof(Floats<kLanes>) / sizeof(float));
@@ -117,7 +117,7 @@ ROPE_VECTOR Floats<kLanes> read_normed(const GradientHead<T> head, int channel) 
   return multiply_rounded(read_floats<Floats, kLanes>(head.x + channel), same_in_all<kLanes>(head.inverse));
 }
 
-// Goes on with the gradient of what was weighed.
+// Continues with the gradient behind the weight.
 template <template <int> class Floats, int kLanes, typename T>
 ROPE_VECTOR void take_back(const GradientHead<T> head, int channel, Floats<kLanes> gradient) {
   const Floats<kLanes> normed = read_normed<Floats, kLanes>(head, channel);
@@ -140,7 +140,7 @@ ROPE_LOOP int take_back_others(const GradientHead<T> head, int begin, int end) {
   return begin;
 }
 
-// Pairs in halves, of which the first has channels x and y.
+// Pairs in halves. The first pair has the channels x and y.
 template <template <int> class Floats, int kLanes, typename T>
 ROPE_LOOP int take_back_halves(const GradientHead<T> head, int x, int y, int begin, int end,
                                const PairAngles<float> angles) {
@@ -158,7 +158,7 @@ ROPE_LOOP int take_back_halves(const GradientHead<T> head, int x, int y, int beg
   return begin;
 }
 
-// Interleaved pairs as words, by the pair.
+// Interleaved pairs as words, pair after pair.
 template <int kLanes>
 ROPE_LOOP int take_back_words(const GradientHead<BFloat16> head, int window, int begin, int end,
                               const PairAngles<float> angles) {
@@ -171,7 +171,7 @@ ROPE_LOOP int take_back_words(const GradientHead<BFloat16> head, int window, int
   return begin;
 }
 
-// Interleaved pairs as turn_neighbours turns them.
+// Interleaved pairs, turned by turn_neighbours.
 template <int kLanes, typename T>
 ROPE_LOOP int take_back_neighbours(const GradientHead<T> head, int window, int begin, int end, const float *of_itself,
                                    const float *of_other) {
@@ -209,7 +209,7 @@ ROPE_LOOP void take_back_channels(const GradientHead<T> head, int begin, int end
   take_back_others<Floats, 8>(head, begin, end);
 }
 
-// The gradients of a head's channels, as norm_gradient has them.
+// The gradients of a head's channels, by norm_gradient.
 template <bool HasMean, template <int> class Floats, typename T, typename U>
 ROPE_LOOP void finish_gradient(const GradientHead<T> head, const NormGradientMeans<float> means, int channels, U *out) {
   int done = 0;
@@ -254,7 +254,7 @@ void take_back_head(const StepRun<float> &run, const GradientHead<T> head, const
   }
 }
 
-// From the floats of one head to those of the next.
+// The distance from the floats of one head to those of the next.
 ROPE_LOOP int64_t stride_of_floats(int channels) {
   return int64_t{(channels + kSumRun - 1) / kSumRun} * kSumRun;
 }
@@ -301,7 +301,7 @@ void take_back_heads(const NormGradientRun<float> &run) {
 
 // ---- Any norm ----
 
-// Adds terms to as many sums.
+// Adds terms to sums of equal number.
 template <int kLanes>
 ROPE_LOOP int add_vectors(const float *terms, int begin, int end, float *sums) {
   for (; begin + kLanes <= end; begin += kLanes) add_terms(Vector<kLanes>::load(terms + begin), sums + begin);
@@ -317,7 +317,7 @@ ROPE_LOOP int subtract_vectors(float mean, int begin, int end, float *values) {
   return begin;
 }
 
-// Slices of heads as floats, which all heads of a norm over a token keep where there is room.
+// Slices of heads as floats. All heads of a norm over a token stay if there is room.
 template <typename T>
 class FloatHeads {
  public:
@@ -358,7 +358,7 @@ class FloatHeads {
   }
 
  private:
-  static constexpr int kMaxKept = 8192;  // channels, of a token
+  static constexpr int kMaxKept = 8192;  // channels of a token
 
   template <typename Function>
   void for_slices(const Function &function) {
@@ -376,7 +376,7 @@ class FloatHeads {
     sum_heads(floats, stride_, channels_, slice_.count, term, sums);
   }
 
-  // What the norm is of; its mean is not subtracted.
+  // Reads the input of the norm, without subtracting the mean.
   void read(int64_t first) {
     step_heads<T, float, void>(run_.input, slice_, {reinterpret_cast<char *>(slice_of(x_, first)), stride_}, false,
                                &input_numbers_);
@@ -411,7 +411,7 @@ class FloatHeads {
     inverse_ = inverse_norm(form_, squares.total());
   }
 
-  // Reads what the norm is of and subtracts its mean; finds the inverse norms of heads.
+  // Reads the input of the norm and subtracts its mean; finds the inverse norms of heads.
   void find_norms(int64_t first) {
     read(first);
     float *const x = slice_of(x_, first);
@@ -441,7 +441,7 @@ class FloatHeads {
             products_ + i * stride_};
   }
 
-  // Weighed gradients of a slice, and sums of theirs.
+  // Computes the weighed gradients of a slice and their sums.
   void go_back(int64_t first, bool adds_sums) {
     if (!is_kept_) find_norms(first);
     HeadSlice<T> given = {};
@@ -495,27 +495,27 @@ class FloatHeads {
   const NormGradientRun<float> &run_;
   const NormForm<float> &form_;
   const int channels_;
-  const int64_t stride_;  // of the floats of heads
+  const int64_t stride_;  // stride of the floats of heads
   const int max_heads_;
   const bool is_written_;
   const bool is_of_token_;
   const bool is_kept_;
-  StepRun<float> given_;  // the gradients, turned where the norm is before the rotation
+  StepRun<float> given_;  // the gradients, turned if the norm is before the rotation
   StepNumbers<T> given_numbers_;
   StepNumbers<T> input_numbers_;
-  StepNumbers<float> numbers_;  // behind the norm, where the rotation is before it
-  float mean_ = 0;              // this and the next one of the token
+  StepNumbers<float> numbers_;  // numbers behind the norm, if the rotation is before it
+  float mean_ = 0;              // mean_ and the next member belong to the token
   float inverse_ = 0;
   NormGradientMeans<float> means_ = {};
   HeadSlice<T> slice_ = {};
   float products_of_head_[kMaxSliceHeads];
-  float gradients_of_head_[kMaxSliceHeads] = {};  // 0 with RMS
+  float gradients_of_head_[kMaxSliceHeads] = {};  // 0 for RMS
   alignas(64) float x_[kMaxKept];
   alignas(64) float gradients_[kMaxKept];
   alignas(64) float products_[kMaxSliceChannels];
 };
 
-// Whether heads, and the parts of them of which sums are taken, are made of blocks of so many channels.
+// Whether heads, and the parts of them with sums, consist of blocks of `block` channels.
 bool is_made_of(const NormGradientRun<float> &run, int block) {
   const StepRun<float> &gradient = run.gradient;
   const int pairs = gradient.in_distance == 1 ? 2 * gradient.pairs : length_of_runs(gradient);
@@ -529,7 +529,7 @@ constexpr CpuType kCpuTypeOf = std::is_same_v<T, float>     ? kCpuF32
                                : std::is_same_v<T, Float16> ? kCpuF16
                                                             : kCpuBF16;
 
-// Does the run where it can.
+// Processes the run if these loops support it.
 template <typename T>
 bool take_back_vectors(const NormGradientRun<float> &run) {
 #if defined(__AVX512BW__)
@@ -541,7 +541,7 @@ bool take_back_vectors(const NormGradientRun<float> &run) {
   const auto are_vectors = [&](const HeadSums<float> &sums, int lanes) {
     return sums.data == nullptr || (sums.channel_stride == 1 && sums.begin % lanes == 0 && sums.end % lanes == 0);
   };
-  // A vector has sums of all its channels or of none.
+  // Either all channels of a vector have sums or none.
   const HeadSums<float> &sums = run.weight_sums;
   const bool has_all_sums = sums.begin == 0 && (sums.end == 0 || sums.end == input.channels);
   const bool fits = is_contiguous(gradient) && !gradient.factor.is_present() && input.channel_stride == 1 &&
@@ -550,7 +550,7 @@ bool take_back_vectors(const NormGradientRun<float> &run) {
                     (gradient.num_targets == 0 || gradient.targets[0].type == kCpuTypeOf<T>);
   if (!fits) return false;
   constexpr bool kIsWords = StepNumbers<T>::kIsWords;
-  // All words of a head go by vectors of one width, as its weights are in their order.
+  // All words of a head are processed in vectors of one width, because its weights have their order.
   const int block = kIsWords ? 2 * kMaxLanes : has_all_sums ? 8 : kMaxLanes;
   const bool is_rms_before = !input.is_norm_after && !input.is_norm_of_token && !input.norm->is_layer;
   if (!is_rms_before || !is_made_of(run, block)) {

@@ -1,5 +1,5 @@
-// cpu_step.cpp - walks the tokens and heads of a problem with a step: angles and a place in the caches once a token, then
-// the heads of each tensor by an inner loop
+// cpu_step.cpp - processes the tokens and heads of a problem with a step: finds angles and a place in the caches once
+// for each token, then runs an inner loop over the heads of each tensor
 #include "backend/cpu/cpu_step.hpp"
 
 #include "backend/cpu/cpu_rope.hpp"
@@ -18,7 +18,7 @@ namespace rope {
 
 namespace {
 
-// Whether a tensor is turned in place and nothing else, as in calls without a step.
+// Whether a tensor is only turned in place, as in calls without a step.
 bool is_rotation_alone(const RopeProblem &problem, int index) {
   const RopeGeometry &geometry = *problem.geometry;
   const StepTensor &tensor = problem.step->tensor[index];
@@ -27,7 +27,7 @@ bool is_rotation_alone(const RopeProblem &problem, int index) {
          !tensor.is_normed && !tensor.is_cached() && !tensor.pass.is_present && !tensor.factor.is_present();
 }
 
-// One part of the rows (token, head). Tokens that are normed as a whole are not parted.
+// Processes one part of the rows (token, head). A token that is normed as a whole is not divided.
 template <typename Real>
 void process_rows(void *context, int index) {
   const StepJob &job = *static_cast<const StepJob *>(context);
@@ -68,7 +68,7 @@ void process_rows(void *context, int index) {
     if (step.tensor[i].amax != nullptr) raise_amax(step.tensor[i].amax, amax[i]);
   }
 #if defined(ROPE_X86_KERNELS)
-  // Without it a reader that is told that the call is done might read what was there before.
+  // Without the fence a thread that learns of the call's end could still read the old contents.
   if (job.is_streamed) _mm_sfence();
 #endif
 }

@@ -1,7 +1,7 @@
 // cpu_step_loops.hpp - the inner loops of the step: heads go from their input through a buffer of numbers to all their
-// destinations, or straight there where cpu_step_vectors.hpp can
+// destinations, or directly there if cpu_step_vectors.hpp supports it
 //
-// In an unnamed namespace, as cpu_loops.hpp says.
+// The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
 
 #include "backend/cpu/cpu_loops.hpp"
@@ -15,26 +15,27 @@ namespace rope {
 
 namespace {
 
-// Heads go through each loop together, as many as fit, so that the latency of one's sum is hidden behind the others'.
+// As many heads as fit go through each loop together, so that the latency of one head's sum is hidden behind the
+// others.
 constexpr int kStepValues = kMaxHeadDim;
 constexpr int kMaxStepHeads = kStepValues / kSumRun;
 
 template <typename Real>
 struct StepHeads {
   Real values[kStepValues];
-  Real before[kStepValues];  // the rotation, where pairs move
-  Real weight[kMaxHeadDim];  // plus the offset
+  Real before[kStepValues];  // before the rotation, if pairs move
+  Real weight[kMaxHeadDim];  // with the offset added
   Real bias[kMaxHeadDim];
   Real mean[kMaxStepHeads];
   Real inverse[kMaxStepHeads];
-  int64_t first;  // of the run
+  int64_t first;  // first head, counted in the run
   int count;
-  int stride;  // of `values`
+  int stride;  // stride of `values`
 
   ROPE_LOOP Real *head(int number) { return values + number * stride; }
 };
 
-// To the data's type and back.
+// Rounds to the data's type and converts back.
 template <typename T, typename Real>
 void round_values(Real *values, int count) {
   if constexpr (sizeof(T) == sizeof(Real)) return;
@@ -72,7 +73,8 @@ ROPE_LOOP void weigh_values(const NormForm<Real> &form, const Real inverse, cons
   if (form.rounds_after_weight) round_values<T>(values, count);
 }
 
-// Windows of floats, whose products and sums become T's one by one, pair after pair: few calls have both this and a step.
+// Turns windows of floats, and rounds products and sums to T one by one, pair after pair. The loop is not optimised:
+// few calls have both these roundings and a step.
 template <typename T>
 void turn_rounding_each(const StepRun<float> &run, const Window &in, const Window &out, const StepHeads<float> &heads) {
   for (int64_t head = 0; head < heads.count; ++head) {
@@ -90,7 +92,7 @@ void turn_rounding_each(const StepRun<float> &run, const Window &in, const Windo
   }
 }
 
-// Turns the windows of T's, or moves their pairs alone.
+// Turns the windows of T's, or only moves their pairs.
 template <typename T, typename Real>
 void turn_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
   constexpr int64_t kSize = sizeof(Real);
@@ -125,7 +127,7 @@ ROPE_LOOP const T *head_of_run(const StepRun<Real> &run, int64_t head) {
   return reinterpret_cast<const T *>(run.in) + head * run.head_stride;
 }
 
-// Reads heads from `first` on, as what a norm is over, or as what is before the rotation.
+// Reads heads from `first` on as the input of a norm, or as the input of the rotation.
 template <typename T, typename Real>
 void read_heads(const StepRun<Real> &run, int64_t first, StepHeads<Real> *heads) {
   const int max = kStepValues / heads->stride;
@@ -168,7 +170,7 @@ ROPE_LOOP Real sum_of_squares(const StepRun<Real> &run, StepHeads<Real> *heads, 
   return sum_of_terms(heads->head(head), run.channels, Square());
 }
 
-// Of a norm over all heads.
+// The norm over all heads.
 template <typename Real>
 struct TokenNorm {
   Real mean;
@@ -223,7 +225,7 @@ void scale_heads(const StepRun<Real> &run, StepHeads<Real> *heads) {
   }
 }
 
-// Channels `begin` to `end` of heads as those from `at` on of a target.
+// Stores channels `begin` to `end` of heads as those from `at` on of a target.
 template <typename T, typename Real>
 void write_channels(const StepTarget &target, StepHeads<Real> *heads, int begin, int end, int at) {
   T *out = reinterpret_cast<T *>(target.data) + heads->first * target.head_stride;
@@ -235,7 +237,7 @@ void write_channels(const StepTarget &target, StepHeads<Real> *heads, int begin,
   }
 }
 
-// The channels of a head that a target has, in its order; returns how many.
+// Copies those channels of a head that a target has, in the target's order; returns their number.
 inline int take_part(const StepRun<float> &run, const ChannelPart &part, const float *head, float *values) {
   const int window = 2 * run.pairs, begin = run.window_begin, end = begin + window;
   const int count = part.count(run.channels, window);
@@ -253,7 +255,7 @@ inline int take_part(const StepRun<float> &run, const ChannelPart &part, const f
   return count;
 }
 
-// Heads as codes, by way of `before`.
+// Converts heads to codes through `before`.
 template <typename T, typename Float8>
 void write_codes_of(const StepRun<float> &run, const StepTarget &target, StepHeads<float> *heads) {
   float *const values = heads->before;
@@ -296,7 +298,7 @@ void write_heads(const StepTarget &target, StepHeads<Real> *heads, int begin, in
   write_channels<T>(target, heads, begin, end, at);
 }
 
-// What a target of T's holds, all channels of heads, becomes part of their values.
+// Adds the contents of a target of T's, all channels of heads, to the heads' values.
 template <typename T, typename Real>
 void add_channels(const StepTarget &target, int channels, StepHeads<Real> *heads) {
   const T *held = reinterpret_cast<const T *>(target.data) + heads->first * target.head_stride;
@@ -330,7 +332,7 @@ ROPE_LOOP Window window_of_head(const StepRun<Real> &run, int64_t head) {
   return {data, run.channel_stride, run.in_distance};
 }
 
-// Channels outside the window as they are.
+// Copies channels outside the window unchanged.
 template <typename T, typename Real>
 void copy_others(const StepRun<Real> &run, const StepTarget &target, int64_t head) {
   constexpr int64_t kSize = sizeof(T);
@@ -347,7 +349,7 @@ void copy_others(const StepRun<Real> &run, const StepTarget &target, int64_t hea
   copy_channels(behind, window_of_target<T>(target, head, target.part.behind_at, 0), kSize, 0, run.channels - end);
 }
 
-// Heads that are neither normed nor turned, whose conversion would change NaNs.
+// Copies heads that are neither normed nor turned. Conversion would change their NaNs.
 template <typename T, typename Real>
 void move_heads(const StepRun<Real> &run) {
   constexpr int64_t kSize = sizeof(T);
@@ -384,12 +386,12 @@ StepRun<Real> run_to(const StepRun<Real> &run, bool has_codes) {
   return part;
 }
 
-// As run_step.
+// Does the work of run_step.
 template <typename T>
 void step_through_buffers(const StepRun<RealOf<T>> &given) {
   using Real = RealOf<T>;
   const bool is_normed = given.norm != nullptr, is_scaled = given.factor.is_present();
-  // Conversion there and back changes NaNs: it leaves out what has to keep its bits.
+  // Conversion to Real and back changes NaNs, so values that must keep their bits are copied instead.
   const bool keeps_others = sizeof(T) < sizeof(Real) && !is_normed && !is_scaled && !given.accumulates;
   const bool keeps_all = keeps_others && !given.is_turned;
   if (keeps_all && !given.has_codes()) return move_heads<T>(given);
@@ -429,7 +431,7 @@ void step_through_buffers(const StepRun<RealOf<T>> &given) {
       for (int64_t head = first; head < first + heads.count; ++head) copy_others<T>(run, target, head);
     }
   }
-  // Last, as the input may be among them.
+  // This comes last, because the input may be one of the destinations.
   if (keeps_all) move_heads<T>(run_to(given, false));
 }
 

@@ -1,5 +1,5 @@
-// cpu_step_runs.hpp - what the inner loops of the step are given: the angles and the place of a token, and heads of one of
-// its tensors with their destinations
+// cpu_step_runs.hpp - arguments of the step's inner loops: the angles and the place of a token, and heads of one of its
+// tensors with their destinations
 #pragma once
 
 #include "backend/cpu/cpu_kernels.hpp"
@@ -19,7 +19,7 @@ inline CpuKernels::Step<double> *step_of(const CpuKernels &kernels, rope_dtype_t
 struct StepJob {
   const RopeProblem *problem;
   int num_tasks;
-  bool is_streamed;  // destinations other than the input go past the caches
+  bool is_streamed;  // destinations other than the input bypass the caches
 };
 
 inline CachePlace place_of_token(const RopeProblem &problem, int64_t batch, int64_t token, const TokenPlace &place) {
@@ -29,7 +29,7 @@ inline CachePlace place_of_token(const RopeProblem &problem, int64_t batch, int6
   return find_cache_place(places, batch, token, place.batch, static_cast<int64_t>(position));
 }
 
-// Where a token stands, what is counted of it, and its angles and place.
+// A token's position, its counted faults, its angles and its place.
 template <typename Real>
 struct StepToken {
   TokenState state;
@@ -135,7 +135,7 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
         tensor.out_scales.row(heads.batch, heads.token) + heads.head * tensor.out_scales.head_stride};
   }
   if (tensor.is_cached() && token.cache.is_cached) {
-    // Without styles there are no pairs: the window is empty, and what is behind it begins with it.
+    // A tensor without styles has no pairs: its window is empty, and all channels count as those behind it.
     ChannelPart part = tensor.cache_part;
     if (!tensor.has_styles) part.behind_at = tensor.window_begin;
     run.targets[run.num_targets++] =
@@ -146,7 +146,7 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
                        job.is_streamed, tensor.pass_scale, tensor.pass_scales);
     }
   } else if (run.num_targets > 0 && !tensor.is_whole) {
-    // Other channels are not even read: they may be those of another tensor.
+    // Other channels are not even read: they may belong to another tensor.
     StepTarget &out = run.targets[0];
     run.in += tensor.window_begin * run.channel_stride * dtype_size(geometry.dtype);
     out.data += tensor.window_begin * out.channel_stride * dtype_size(tensor.out_dtype);

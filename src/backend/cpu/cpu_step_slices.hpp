@@ -1,7 +1,7 @@
-// cpu_step_slices.hpp - the step of heads whose channels lie side by side, slice after slice: one pass over a slice takes
-// the sums of its squares, and one for each destination reads it, norms it, turns it and writes it in registers
+// cpu_step_slices.hpp - the step of heads with channels side by side, slice after slice: one pass over a slice adds up
+// its squares; then one pass for each destination reads, norms, turns and writes it in registers
 //
-// In an unnamed namespace, as cpu_loops.hpp says.
+// The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
 
 #include "backend/cpu/cpu_norm.hpp"
@@ -24,7 +24,7 @@ float sum_of_head(const T *head, int count, const Term &term) {
   return sum_of_terms(values, count, term);
 }
 
-// Of the terms of so many elements of each head.
+// The sum of the terms of `count` elements for each head.
 template <typename T, typename Term>
 void sum_heads(const T *heads, int64_t stride, int elements, int count, const Term &term, float *sums) {
   int head = 0;
@@ -47,13 +47,13 @@ void sum_heads(const T *heads, int64_t stride, int elements, int count, const Te
   for (; head < count; ++head) sums[head] = sum_of_head(heads + head * stride, elements, term);
 }
 
-// In the place of the inverse norms.
+// Replaces sums of squares by inverse norms.
 template <typename T>
 void sum_squares(const StepRun<float> &run, HeadSlice<T> *slice) {
   sum_heads(slice->in, slice->in_stride, run.channels, slice->count, Square(), slice->inverse);
 }
 
-// In the place of eight sums of squares.
+// Replaces eight sums of squares by inverse norms.
 void inverse_norms(const NormForm<float> &form, float *sums) {
   const Vector<8> mean = multiply_rounded(Vector<8>::load(sums), same_in_all<8>(form.inverse_count));
   const __m256 v = add_rounded(mean, same_in_all<8>(form.eps)).values;
@@ -68,7 +68,7 @@ void inverse_norms(const NormForm<float> &form, float *sums) {
   Vector<8>{inverse}.store(sums);
 }
 
-// Past the caches; `to` and `bytes` are multiples of a line's 64 bytes.
+// Copies without using the caches; `to` and `bytes` are multiples of a line's 64 bytes.
 ROPE_LOOP void stream_bytes(const char *from, char *to, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) {
 #if defined(__AVX512BW__)
@@ -100,17 +100,17 @@ void copy_heads(const HeadBlock &from, const HeadBlock &to, int channels, int co
   }
 }
 
-// A slice's floats, or what they become, before they go on.
+// Room for a slice's floats, or its results, before they are copied on.
 constexpr int kMaxSliceBytes = 8192;
 constexpr int kMaxSliceChannels = kMaxSliceBytes / static_cast<int>(sizeof(float));
 
-// How many heads of so many channels a slice has.
+// The number of heads, of `channels` each, in a slice.
 ROPE_LOOP int heads_of_slice(int64_t channels) {
   const int64_t fitting = kMaxSliceChannels / channels;
   return fitting < kMaxSliceHeads ? static_cast<int>(fitting) : kMaxSliceHeads;
 }
 
-// Whether step_contiguous does the run.
+// Whether step_contiguous supports the run.
 bool is_contiguous(const StepRun<float> &run) {
   bool is = !run.accumulates && run.channel_stride == 1 && run.in_distance == run.out_distance &&
             !(run.rounds_each && run.is_turned) && (run.pass == nullptr || run.pass_channel_stride == 1);
@@ -118,7 +118,7 @@ bool is_contiguous(const StepRun<float> &run) {
   return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
 }
 
-// Puts windows and a pass together in `whole`, and asks for those of the next slice.
+// Copies a slice's windows and its pass to `whole`, and prefetches the next slice.
 template <typename T>
 void put_together(const StepRun<float> &run, T *whole, HeadSlice<T> *slice) {
   const int begin = run.window_begin, end = begin + 2 * run.pairs;
@@ -136,7 +136,7 @@ void put_together(const StepRun<float> &run, T *whole, HeadSlice<T> *slice) {
   slice->in_stride = slice->others_stride = run.channels;
 }
 
-// Goes on to the heads of the run from `first` on, at most so many.
+// Moves to the heads of the run from `first` on, at most `count`.
 template <typename T>
 ROPE_LOOP void take_heads(const StepRun<float> &run, int64_t first, int max_heads, T *whole, HeadSlice<T> *slice) {
   slice->first = first;
@@ -162,7 +162,8 @@ void norm_and_turn(const StepRun<float> &run, const HeadSlice<T> &slice, const H
   }
 }
 
-// The same and the row factors, by way of floats. Out of line, to leave the way without them short.
+// Norms, turns and multiplies by row factors, through floats. It is not inlined, so that the code without factors stays
+// short.
 template <typename T, typename U>
 __attribute__((noinline)) void step_and_scale(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to,
                                               StepNumbers<T> *numbers) {
@@ -182,7 +183,8 @@ void step_to_block(const StepRun<float> &run, const HeadSlice<T> &slice, const H
   norm_and_turn<T, U>(run, slice, to, is_window_alone, numbers);
 }
 
-// The same for U of 8 bits. Where windows alone change, the channels outside them become codes straight from the input.
+// Norms, turns and multiplies, and writes the results as codes of U, a type of 8 bits. If only windows change, the
+// channels outside them become codes directly from the input.
 template <typename T, typename U>
 void step_to_codes(const StepRun<float> &run, const StepTarget &target, const HeadSlice<T> &slice, const HeadBlock &to,
                    StepNumbers<T> *numbers) {
@@ -214,7 +216,7 @@ void step_to_codes(const StepRun<float> &run, const StepTarget &target, const He
   }
 }
 
-// Of U, from a block of whole heads, or of what the target has of them where `has_part_alone`.
+// Stores U from a block of whole heads, or with `has_part_alone` from a block of those parts that the target has.
 template <typename U>
 void copy_to_target(const StepRun<float> &run, const HeadBlock &from, bool has_part_alone, const StepTarget &target,
                     const HeadBlock &to, int count) {
@@ -236,8 +238,8 @@ void copy_to_target(const StepRun<float> &run, const HeadBlock &from, bool has_p
   }
 }
 
-// A slice to targets from the one numbered `begin` on that get the same elements. What goes past the caches is put
-// together first: lines that follow each other take less time there.
+// Writes a slice to the targets from number `begin` on, which have one type of elements. Streamed results are assembled
+// first: writing consecutive lines takes less time.
 template <typename T, typename U>
 void step_to_targets(const StepRun<float> &run, int begin, int end, const HeadSlice<T> &slice,
                      StepNumbers<T> *numbers) {
@@ -256,7 +258,7 @@ void step_to_targets(const StepRun<float> &run, int begin, int end, const HeadSl
   } else {
     const bool is_input = block_of(target).data == reinterpret_cast<const char *>(slice.in);
     const bool is_buffered = target.is_streamed || (!kIsCode && !is_input && !(part.has_window && part.has_others));
-    // The input has its other channels already, and one target that has the window alone takes no others.
+    // The input already has its other channels, and a single target with the window alone takes no others.
     const bool is_window_alone = !part.has_others && (is_input || end - begin == 1);
     const int channels = kIsCode ? part.count(run.channels, 2 * run.pairs) : run.channels;
     done = is_buffered ? HeadBlock{buffer, channels} : block_of(target);
@@ -277,7 +279,7 @@ void step_to_all(const StepRun<float> &run, const HeadSlice<T> &slice, StepNumbe
   if (!std::is_same_v<T, float> && !run.has_codes()) {
     return step_to_targets<T, T>(run, 0, run.num_targets, slice, numbers);
   }
-  // The first target, which may be the input, comes last.
+  // The first target comes last, because it may be the input.
   for (int end = run.num_targets; end > 0;) {
     const StepTarget &first = run.targets[0], &last = run.targets[end - 1];
     const bool are_alike = first.type == last.type && !first.scales->is_present() && !last.scales->is_present();

@@ -1,14 +1,14 @@
-// cpu_step_vectors.hpp - the norm and the rotation of heads whose channels lie side by side, which are read, normed,
-// turned and written in registers
+// cpu_step_vectors.hpp - the norm and the rotation of heads with channels side by side, which are read, normed, turned
+// and written in registers
 //
 // Weights and angles stay in registers while a loop goes through the heads:
 //
 //   channels   0 .. 31        32 .. 63      64 .. 95       96 .. 127
 //   head 0    |   x   | then |        |    |   y   | then |         |
 //   head 1    |   x   |  2nd |        |    |   y   |  2nd |         |
-//   ..            one turn of the outer loop for each pair of vectors, or of two
+//   ..            one iteration of the outer loop for each pair of vectors, or for two pairs
 //
-// In an unnamed namespace, as cpu_loops.hpp says.
+// The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
 
 #include "backend/cpu/cpu_loops.hpp"
@@ -26,8 +26,8 @@ ROPE_VECTOR Vector<kLanes> same_in_all(float value) {
   return {value - typename Vector<kLanes>::Floats{}};
 }
 
-// Heads on their way to one destination. Rounded is void where they are not normed, float where the norm does not round,
-// else the type that it rounds to.
+// Heads that go to one destination. Rounded is void if they are not normed, float if the norm does not round, and
+// otherwise the type to which it rounds.
 template <typename T, typename U, typename Rounded>
 struct HeadRows {
   const T *in;
@@ -78,7 +78,7 @@ struct HeadRows {
   }
 };
 
-// ---- Loops: each takes what fills its vectors from `begin` on and returns where it ended ----
+// ---- Loops: each processes all full vectors from `begin` on and returns its end ----
 
 // Channels that are not turned.
 template <int kLanes, typename T, typename U, typename Rounded>
@@ -94,7 +94,7 @@ ROPE_LOOP int weigh_vectors(const HeadRows<T, U, Rounded> rows, int begin, int e
   return begin;
 }
 
-// The same as words, whose weights are as arrange_angles leaves them.
+// Channels that are not turned, as words. Their weights have the order of arrange_angles.
 template <int kLanes, typename U, typename Rounded>
 ROPE_LOOP int weigh_words(const HeadRows<BFloat16, U, Rounded> rows, int begin, int end, const float *weights) {
   for (; begin + 2 * kLanes <= end; begin += 2 * kLanes) {
@@ -127,7 +127,7 @@ struct PairNumbers {
   }
 };
 
-// A run of pairs: where x and y of the first one lie in their head, and the weights of theirs.
+// A run of pairs: the places of x and y of the first pair in their head, and the weights of both.
 struct TurnedRun {
   int x;
   int y;
@@ -153,7 +153,7 @@ ROPE_LOOP int turn_halves(const HeadRows<T, U, Rounded> rows, int begin, int end
   return begin;
 }
 
-// The same as words, whose numbers are as arrange_angles leaves them.
+// Pairs in halves, as words. Their numbers have the order of arrange_angles.
 template <int kLanes, typename U, typename Rounded>
 ROPE_LOOP int turn_words_of_halves(const HeadRows<BFloat16, U, Rounded> rows, int begin, int end, const TurnedRun run,
                                    const PairAngles<float> angles) {
@@ -199,8 +199,8 @@ ROPE_VECTOR Vector<16> swap_neighbours(Vector<16> vector) {
 }
 #endif
 
-// Interleaved pairs as x cos_x + y (-sin_x) and y cos_y + x sin_y: both factors are given for each channel from that
-// of the window on.
+// Interleaved pairs as x cos_x + y (-sin_x) and y cos_y + x sin_y. Both factors are given for each channel, beginning
+// with the window's first channel.
 template <int kLanes, typename T, typename U, typename Rounded>
 ROPE_LOOP int turn_neighbours(const HeadRows<T, U, Rounded> rows, int window, int begin, int end, const float *weights,
                               const float *of_itself, const float *of_other) {
@@ -226,7 +226,7 @@ ROPE_LOOP int scale_vectors(const float *in, U *out, int begin, int end, float f
   return begin;
 }
 
-// A head's channels times its row factor.
+// Multiplies a head's channels by its row factor.
 template <typename U>
 void scale_channels(const float *in, U *out, int count, float factor) {
   int done = 0;
@@ -237,7 +237,7 @@ void scale_channels(const float *in, U *out, int count, float factor) {
   for (; done < count; ++done) out[done] = round_to<U>(multiply_rounded(in[done], factor));
 }
 
-// ---- What fills no vector, one by one ----
+// ---- The rest, which fills no vector, one by one ----
 
 template <typename T, typename U, typename Rounded>
 __attribute__((noinline)) void weigh_last(const HeadRows<T, U, Rounded> &rows, int begin, int end,
@@ -268,7 +268,7 @@ __attribute__((noinline)) void turn_last(const HeadRows<T, U, Rounded> &rows, in
   }
 }
 
-// ---- The numbers of a run's heads, in the order in which the loops take them ----
+// ---- The numbers of a run's heads, in the order of the loops ----
 
 template <typename T>
 struct StepNumbers {
@@ -418,24 +418,24 @@ struct HeadBlock {
   int64_t stride;  // in elements
 };
 
-// Heads of a run that go through all loops before the next ones, so that they stay in the first cache. Those of a norm
-// are whole: a pass and its windows have been put together.
+// Heads of a run that go through all loops before the next heads, so that they stay in the first cache. Normed heads
+// are contiguous: a pass and its windows have been combined.
 constexpr int kMaxSliceHeads = 8;
 
 template <typename T>
 struct HeadSlice {
-  int64_t first;  // of the run
+  int64_t first;  // first head, counted in the run
   int count;
-  const T *in;  // channel 0 of the first head, or where it would lie
+  const T *in;  // channel 0 of the first head, or the address that it would have
   int64_t in_stride;
-  const T *before;  // channels outside the window, counted as in a head: those before it
-  const T *behind;  // and those behind it
+  const T *before;  // channels before the window, indexed as in a head
+  const T *behind;  // channels behind the window
   int64_t others_stride;
-  float inverse[kMaxSliceHeads];  // of norms
-  float factor[kMaxSliceHeads];   // of rows
+  float inverse[kMaxSliceHeads];  // inverse norms
+  float factor[kMaxSliceHeads];   // row factors
 
   ROPE_LOOP const T *head(int number) const { return in + number * in_stride; }
-  // Whether heads lie in one piece.
+  // Whether heads are contiguous.
   ROPE_LOOP bool is_whole() const { return before == in; }
 };
 
@@ -468,7 +468,7 @@ void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const Head
   rows.in = slice.in;
   rows.in_stride = slice.in_stride;
   if (run.is_turned && std::is_void_v<Rounded>) {
-    // No sum has brought the slice to the first cache: heads are read in the order of memory.
+    // No sum has brought the slice to the first cache, so heads are read in the order of memory.
     HeadRows<T, U, Rounded> one = rows;
     one.count = 1;
     for (int head = 0; head < slice.count; ++head) {

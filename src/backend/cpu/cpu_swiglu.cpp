@@ -117,7 +117,9 @@ void run_swiglu_task(void *context, int index) {
 void run_cpu_swiglu(const SwigluProblem &problem, int num_tasks) {
   if (problem.codes.has_tiles) clear_scale_padding(problem);
   SwigluProblem limited = problem;
-  if (problem.num_rows != nullptr || problem.rows.expert_offsets != nullptr) limit_rows(&limited);
+  // A group of rows has its scale where some of them do not exist, too.
+  const bool has_limit = problem.num_rows != nullptr || problem.rows.expert_offsets != nullptr;
+  if (has_limit && !problem.codes.has_row_groups) limit_rows(&limited);
   if (limited.is_empty()) return;
   if (limited.has_codes()) return run_cpu_swiglu_codes(limited, num_tasks);
   SwigluJob job = {&limited, num_tasks, is_worth_streaming(limited), count_elements(limited)};

@@ -1,4 +1,4 @@
-// cpu_swiglu_codes.cpp - SwiGLU whose out has 8 or 4 bits: values become floats, chunk by chunk, and these codes
+// cpu_swiglu_codes.cpp - an output of SwiGLU of 8 or 4 bits: values become floats, chunk by chunk, and these codes
 #include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cpu/cpu_swiglu_walk.hpp"
 #include "backend/cpu/raise_amax.hpp"
@@ -10,7 +10,10 @@ namespace rope {
 
 namespace {
 
-constexpr int kMaxChunk = 2048;  // values
+constexpr int kMaxChunk = 2048;       // values
+constexpr int kMaxBlock = 8192;       // values of a group of rows and several columns
+constexpr int kMinBlockColumns = 64;  // of such a group
+constexpr int kMaxBlockColumns = 512;
 
 struct CodesJob {
   const SwigluProblem *problem;
@@ -27,6 +30,47 @@ struct Piece {
   SwigluRow gate_row;
 };
 
+// Gate's rows in groups, and its columns, which follow each other within the last axis, in parts.
+struct BlockGrid {
+  struct Block {
+    int64_t expert;
+    int64_t group;
+    int64_t column;  // the first one
+    int count;
+  };
+
+  explicit BlockGrid(const SwigluProblem &problem) : groups(problem.codes.scales.groups) {
+    const int row_axis = problem.row_axis();
+    rows = row_axis < 0 ? 1 : problem.shape[row_axis];
+    experts = problem.expert_rows != nullptr ? problem.experts : 1;
+    columns = problem.num_elements() / (experts * rows);
+    run = row_axis == problem.ndim - 1 ? 1 : problem.shape[problem.ndim - 1];
+    const int64_t most = kMaxBlock / problem.codes.group_elements;
+    width = most < kMinBlockColumns ? kMinBlockColumns : most > kMaxBlockColumns ? kMaxBlockColumns : most;
+    if (width > run) width = run;
+    blocks_of_run = (run - 1) / width + 1;
+  }
+
+  int64_t num_blocks() const { return experts * groups * (columns / run) * blocks_of_run; }
+
+  // Blocks are numbered with the columns fastest, then the groups, then the experts.
+  Block block(int64_t number) const {
+    const int64_t part = number % blocks_of_run, rest = number / blocks_of_run, runs = columns / run;
+    const int64_t begin = part * width, end = begin + width < run ? begin + width : run;
+    return {rest / runs / groups, rest / runs % groups, rest % runs * run + begin, static_cast<int>(end - begin)};
+  }
+
+  int64_t rows_there(const SwigluProblem &problem, int64_t expert) const {
+    if (problem.num_rows != nullptr) return read_integer(problem.num_rows, problem.num_rows_dtype == ROPE_DTYPE_I64, 0);
+    if (problem.expert_rows == nullptr) return rows;
+    return elements_of_expert(problem, expert) / problem.num_expert_row_elements();
+  }
+
+  int64_t groups, experts, rows, columns;
+  int64_t run;  // columns that follow each other in memory at one step
+  int64_t width, blocks_of_run;
+};
+
 // A part of the elements on their way to codes.
 class CodesWalk {
  public:
@@ -36,6 +80,7 @@ class CodesWalk {
         kernels_(cpu_kernels()),
         type_(cpu_type(problem_.dtype)),
         columns_(problem_.shape[problem_.ndim - 1]),
+        output_(problem_.coded_output()),
         takes_single_elements_(has_row_per_element(problem_)),
         experts_(problem_),
         rows_(problem_) {}
@@ -48,11 +93,17 @@ class CodesWalk {
         const Piece piece = piece_at(element, elements.end);
         element += piece.count;
         if (!piece.gate_row.is_there) continue;
-        compute(piece);
+        compute(piece, values_);
         if (codes_.amax != nullptr) find_magnitude(piece, &amax_);
         encode(piece, code_factor(given_scale(piece), codes_.scale_multiplies));
       }
     }
+    if (codes_.amax != nullptr) raise_amax(codes_.amax, amax_);
+  }
+
+  // Blocks of a group of rows and some columns.
+  void run_blocks(const BlockGrid &grid, Range blocks) {
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) scale_block(grid, block);
     if (codes_.amax != nullptr) raise_amax(codes_.amax, amax_);
   }
 
@@ -71,14 +122,14 @@ class CodesWalk {
     return piece;
   }
 
-  void compute(const Piece &piece) {
+  void compute(const Piece &piece, float *values) {
     GatingRun run = {};
     run.count = piece.count;
     set_inputs(problem_, piece.row, piece.column, piece.gate_row, &run);
-    run.out[0] = values_;
-    run.out_stride[0] = 1;
-    kernels_.swiglu_values[type_](run, problem_.form);
-    if (codes_.rounds_first) kernels_.round_values[type_](values_, piece.count);
+    run.out[output_] = values;
+    run.out_stride[output_] = 1;
+    (problem_.is_backward ? kernels_.swiglu_gradient_values : kernels_.swiglu_values)[type_](run, problem_.form);
+    if (codes_.rounds_first) kernels_.round_values[type_](values, piece.count);
   }
 
   void find_magnitude(const Piece &piece, uint32_t *magnitude) const {
@@ -98,12 +149,14 @@ class CodesWalk {
     return offset_of_row(problem_, stride, piece.row) + piece.column * stride[problem_.ndim - 1];
   }
 
-  void encode(const Piece &piece, float factor) const {
-    const int64_t *const stride = problem_.out_stride[kOut];
+  void encode(const Piece &piece, float factor) const { encode(piece, values_, factor); }
+
+  void encode(const Piece &piece, const float *values, float factor) const {
+    const int64_t *const stride = problem_.out_stride[output_];
     const int64_t offset = offset_of(stride, piece);
-    char *const out = problem_.out[kOut] + (codes_.has_pairs() ? offset / 2 : offset);
+    char *const out = problem_.out[output_] + (codes_.has_pairs() ? offset / 2 : offset);
     const int type = codes_.has_pairs() ? 2 : codes_.dtype == ROPE_DTYPE_F8_E5M2;
-    kernels_.encode[type](values_, piece.count, factor, out, stride[problem_.ndim - 1]);
+    kernels_.encode[type](values, piece.count, factor, out, stride[problem_.ndim - 1]);
   }
 
   // A group that no buffer holds is computed twice, once for its largest magnitude. Its elements are of one row.
@@ -114,7 +167,7 @@ class CodesWalk {
     uint32_t magnitude = 0;
     for (int64_t element = begin; element < end;) {
       const Piece piece = piece_at(element, end);
-      compute(piece);
+      compute(piece, values_);
       find_magnitude(piece, &magnitude);
       element += piece.count;
     }
@@ -122,7 +175,7 @@ class CodesWalk {
     const GroupScale scale = write_scale(first, magnitude);
     for (int64_t element = begin; element < end;) {
       const Piece piece = piece_at(element, end);
-      if (piece.count < codes_.group_elements) compute(piece);
+      if (piece.count < codes_.group_elements) compute(piece, values_);
       encode(piece, scale.factor);
       element += piece.count;
     }
@@ -131,10 +184,65 @@ class CodesWalk {
   GroupScale write_scale(const Piece &first, uint32_t magnitude) const {
     const GroupScale scale = codes_.scale_of(magnitude, given_scale(first));
     const int64_t row_elements = codes_.scales.groups * codes_.group_elements;
-    const int64_t group = first.place % row_elements / codes_.group_elements;
+    store_scale(first, first.place % row_elements / codes_.group_elements, scale);
+    return scale;
+  }
+
+  void store_scale(const Piece &first, int64_t group, const GroupScale &scale) const {
     codes_.store_scale(offset_of(codes_.scales_stride, first), offset_of(codes_.scale_row_stride, first), group,
                        scale.bits);
-    return scale;
+  }
+
+  // The part of a row of gate that a block has. Its place counts all rows, of experts one after another.
+  Piece piece_of(const BlockGrid &grid, const BlockGrid::Block &block, int64_t row) {
+    Piece piece;
+    piece.place = (block.expert * grid.rows + row) * grid.columns + block.column;
+    piece.row = piece.place / columns_;
+    piece.column = piece.place % columns_;
+    piece.count = block.count;
+    piece.gate_row = rows_.row_of(piece.place);
+    piece.gate_row.is_there = piece.gate_row.is_there && row < grid.rows_there(problem_, block.expert);
+    return piece;
+  }
+
+  // Values that the buffer cannot hold are computed twice, once for the largest magnitudes of the columns.
+  void scale_block(const BlockGrid &grid, int64_t number) {
+    const BlockGrid::Block block = grid.block(number);
+    const int64_t begin = block.group * codes_.group_elements;
+    const bool is_held = codes_.group_elements * block.count <= kMaxBlock;
+    const auto values_of = [&](int64_t row) { return block_ + (is_held ? row * block.count : 0); };
+    int32_t magnitude[kMaxBlockColumns] = {};
+    bool has_rows = false;
+    for (int64_t row = 0; row < codes_.group_elements; ++row) {
+      const Piece piece = piece_of(grid, block, begin + row);
+      if (!piece.gate_row.is_there) continue;
+      has_rows = true;
+      float *const values = values_of(row);
+      compute(piece, values);
+      for (int i = 0; i < block.count; ++i) {
+        const auto of_value = static_cast<int32_t>(bits_of(values[i]) & 0x7fffffffu);
+        if (of_value > magnitude[i]) magnitude[i] = of_value;
+      }
+    }
+    if (!has_rows) return;
+    float factor[kMaxBlockColumns];
+    for (int i = 0; i < block.count; ++i) {
+      const auto of_column = static_cast<uint32_t>(magnitude[i]);
+      if (of_column > amax_) amax_ = of_column;
+      Piece first = piece_of(grid, block, begin);
+      first.column += i;
+      const GroupScale scale = codes_.scale_of(of_column, 1);
+      store_scale(first, block.group, scale);
+      factor[i] = scale.factor;
+    }
+    for (int64_t row = 0; row < codes_.group_elements; ++row) {
+      const Piece piece = piece_of(grid, block, begin + row);
+      if (!piece.gate_row.is_there) continue;
+      float *const values = values_of(row);
+      if (!is_held) compute(piece, values);
+      for (int i = 0; i < block.count; ++i) values[i] *= factor[i];
+      encode(piece, values, 1);
+    }
   }
 
   const SwigluProblem &problem_;
@@ -142,11 +250,15 @@ class CodesWalk {
   const CpuKernels &kernels_;
   const CpuType type_;
   const int64_t columns_;
+  const int output_;
   const bool takes_single_elements_;
   ExpertWalk experts_;
   RowFinder rows_;
   uint32_t amax_ = 0;
-  alignas(64) float values_[kMaxChunk];
+  union {
+    alignas(64) float values_[kMaxChunk];
+    alignas(64) float block_[kMaxBlock];
+  };
 };
 
 // Neither groups nor pairs are parted.
@@ -156,6 +268,12 @@ void run_codes_task(void *context, int index) {
   const int64_t unit = codes.scales.is_present() ? codes.group_elements : codes.has_pairs() ? 2 : 1;
   const Range units = part_of(job.num_elements / unit, job.num_tasks, index);
   CodesWalk(job).run({units.begin * unit, units.end * unit});
+}
+
+void run_blocks_task(void *context, int index) {
+  const CodesJob &job = *static_cast<const CodesJob *>(context);
+  const BlockGrid grid(*job.problem);
+  CodesWalk(job).run_blocks(grid, part_of(grid.num_blocks(), job.num_tasks, index));
 }
 
 }  // namespace
@@ -182,7 +300,7 @@ void clear_scale_padding(const SwigluProblem &problem) {
 
 void run_cpu_swiglu_codes(const SwigluProblem &problem, int num_tasks) {
   CodesJob job = {&problem, num_tasks, count_elements(problem)};
-  run_tasks(num_tasks, run_codes_task, &job);
+  run_tasks(num_tasks, problem.codes.has_row_groups ? run_blocks_task : run_codes_task, &job);
 }
 
 }  // namespace rope

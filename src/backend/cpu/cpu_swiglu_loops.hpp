@@ -444,9 +444,9 @@ void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out,
 }
 
 // Values go through small buffers, so that one loop serves any of the outputs, in place or not.
-template <typename T>
-void swiglu_backward(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
-  if (has_options(run, given)) return gate_with_options<T, true>(run, given, row_sum);
+template <typename T, typename Out>
+void differentiate(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
+  if (has_options(run, given)) return gate_with_options<T, true, Out>(run, given, row_sum);
   const Form<RealOf<T>> form = form_in<RealOf<T>>(given);
   const bool is_plain = form.is_plain && run.row_scale == nullptr;
   GatingChunk<RealOf<T>> chunk;
@@ -467,9 +467,19 @@ void swiglu_backward(const GatingRun &run, const GatingForm &given, RowSum<doubl
     }
     for (int output = 0; output < 3; ++output) {
       if (run.out[output] == nullptr) continue;
-      write_elements<T>(chunk.out[output], length, run.out[output], run.out_stride[output], begin);
+      write_elements<Out>(chunk.out[output], length, run.out[output], run.out_stride[output], begin);
     }
   }
+}
+
+template <typename T>
+void swiglu_backward(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
+  differentiate<T, T>(run, given, row_sum);
+}
+
+template <typename T>
+void swiglu_gradient_values(const GatingRun &run, const GatingForm &given) {
+  differentiate<T, float>(run, given, nullptr);
 }
 
 }  // namespace

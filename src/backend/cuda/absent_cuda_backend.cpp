@@ -30,7 +30,7 @@ rope_status_t fill_tables(const char *function, const TableProblem &, const Devi
   return refuse(function);
 }
 
-rope_status_t run_swiglu(const char *function, const SwigluProblem &, const SwigluPlan &, int32_t, rope_stream_t) {
+rope_status_t run_swiglu(const char *function, const SwigluCall &, const SwigluCallPlan &, int32_t, rope_stream_t) {
   return refuse(function);
 }
 

@@ -23,7 +23,7 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
                             int32_t device_index, rope_stream_t stream);
 rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem, const DeviceInfo &device,
                                int32_t device_index, rope_stream_t stream);
-rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+rope_status_t run_cuda_swiglu(const char *function, const SwigluCall &call, const SwigluCallPlan &plan,
                               int32_t device_index, rope_stream_t stream);
 
 }  // namespace rope

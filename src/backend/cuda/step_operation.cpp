@@ -1,4 +1,5 @@
-// step_operation.cpp - calls with norms, caches or heads that are not turned on CUDA: params from problem and plan
+// step_operation.cpp - calls with norms, caches or heads that are not turned on CUDA: makes params from problem and
+// plan
 #include <type_traits>
 
 #include "backend/cuda/kernels.hpp"
@@ -18,17 +19,17 @@ const void *find_step_kernel(rope_dtype_t dtype, const StepVariant &variant) {
   return visit_dtype(dtype, [&](auto element) { return step_kernel_of(element, variant); });
 }
 
-// The stride of heads of weights or of a bias.
+// The stride of heads in weights or in a bias.
 int32_t head_bytes(const RopeProblem &problem, const ChannelNumbers &numbers) {
   return static_cast<int32_t>(numbers.head_stride * (numbers.is_f32 ? 4 : dtype_size(problem.geometry->dtype)));
 }
 
-// Of an element; of the data where there is no cache.
+// The size of a cache's element, or the data's if there is no cache.
 int64_t cache_size(const RopeProblem &problem, const CacheView &cache) {
   return dtype_size(cache.data != nullptr ? cache.dtype : problem.geometry->dtype);
 }
 
-// Which destinations have codes, of which type, and whether any has the data's.
+// The destinations that have codes, the codes' type, and whether a destination has the data's type.
 uint32_t code_flags(const StepPiece &piece) {
   const auto flag = [](bool is_set, StepFlags bit) { return is_set ? uint32_t{bit} : 0u; };
   return flag(piece.has_code_out(), kHasCodeOut) | flag(piece.has_code_cache(), kHasCodeCache) |
@@ -61,7 +62,7 @@ void set_row_tensor(const RopeProblem &problem, const RopePlan &plan, int index,
   params->weight_head = head_bytes(problem, step.weight);
   params->bias = step.bias.data;
   params->bias_head = head_bytes(problem, step.bias);
-  // The window of a tensor that has no styles is of no account: its units are copied, two vectors side by side.
+  // A tensor without styles has no window: its units are copied, two vectors side by side.
   params->rotary_units = step.has_styles ? static_cast<uint32_t>(geometry.pairs() / V) : 0;
   params->window_begin = step.has_styles ? static_cast<int32_t>(step.window_begin * size) : 0;
   params->window_size = step.has_styles ? static_cast<int32_t>(geometry.rotary_dim * size) : 0;
@@ -91,7 +92,7 @@ void set_pages(const CachePlaces &places, StepPages *params) {
   params->is_sequence_64_bit = places.sequence.is_64_bit;
 }
 
-// `is_flat`: a token's slot, or its position in the caches, is that of all batches' tokens counted as those of one.
+// `is_flat`: tokens of all batches are counted as one batch to find a token's slot, or its position in the caches.
 void set_slots(const RopeProblem &problem, bool is_flat, StepSlots *params) {
   const StepProblem &step = *problem.step;
   const CachePlaces &places = step.places;
@@ -129,7 +130,7 @@ void set_lookups(const RopeProblem &problem, StepLookups *params) {
   if (!places.positions.is_present) params->slot_offset = static_cast<uint64_t>(problem.position_offset);
 }
 
-// What all but the general kernel read of tokens.
+// The parameters of tokens that all kernels but the general one read.
 template <typename Params>
 void set_token_params(const RopeProblem &problem, bool is_flat, Params *params) {
   const RopeGeometry &geometry = *problem.geometry;
@@ -185,7 +186,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepRowParams 
   params->table = problem.table;
 }
 
-// What a piece is multiplied by, and where its largest magnitude goes. `is_flat` is that of set_slots.
+// A piece's factor, and the address of its largest magnitude. `is_flat` is that of set_slots.
 StepHeadFactor make_factor(const RopeProblem &problem, bool is_flat, const RowFactor &factor, char *amax) {
   const int64_t size = factor.is_f32 ? 4 : dtype_size(problem.geometry->dtype);
   const int64_t token = is_flat && problem.tokens == 1 ? factor.batch_stride : factor.token_stride;
@@ -253,7 +254,7 @@ void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index
   if (weight_size > size) params->flags |= kHasWideWeight;
 }
 
-// What all kernels of whole heads read but for their tensors.
+// The parameters that all kernels of whole heads read, without their tensors.
 void set_head_params(const RopeProblem &problem, const RopePlan &plan, StepHeadParams *params) {
   set_token_params(problem, plan.heads.is_flat, params);
   const uint32_t units = plan.heads.units;
@@ -261,7 +262,7 @@ void set_head_params(const RopeProblem &problem, const RopePlan &plan, StepHeadP
   const int channels = 2 * plan.vector_elements * static_cast<int>(units);
   params->lanes_log2 =
       static_cast<uint32_t>(step_lanes_log2(channels, plan.heads.units_of_thread * plan.vector_elements));
-  // Where they are no power of two each head is one block.
+  // If units are no power of two, each head is one block.
   params->block_mask = (units & (units - 1)) == 0 ? ~(units - 1) : 0;
   params->pairs = units * static_cast<uint32_t>(plan.vector_elements);
   params->to_high = static_cast<int32_t>(params->pairs * dtype_size(problem.geometry->dtype));
@@ -324,7 +325,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadPa
   params->turns = plan.heads.turns;
   params->blocks_of_group = FastDivmod::by(plan.heads.blocks_per_group);
   params->by_pairs = FastDivmod::by(params->pairs);
-  uint32_t wanted = kCountsPositions | kCountsPlaces;  // by some tensor
+  uint32_t wanted = kCountsPositions | kCountsPlaces;  // flags that some tensor must have
   for (int i = 0; i < kMaxStepPieces; ++i) {
     StepLongTensor *const mine = &params->tensor[i];
     mine->first_block = ~uint32_t{0};
@@ -375,7 +376,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
   set_params(problem, plan, static_cast<Params *>(params));
   params->scale_multiplies = problem.step->scale_multiplies;
   params->rounds_before_codes = problem.geometry->rounds_before_codes;
-  // Units of short launches are numbered through all pieces.
+  // Short launches number units through all pieces.
   const bool is_short = plan.step.kernel != StepKernel::kLong;
   int64_t units = 0;
   for (int i = 0; i < plan.heads.pieces.count; ++i) {
@@ -412,7 +413,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithScales<Par
   }
 }
 
-// In bytes where `size` is an element's.
+// Strides in bytes, if `size` is that of an element.
 CacheView scaled(const CacheView &cache, int64_t size) {
   return {cache.data,
           cache.dtype,
@@ -436,7 +437,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepGeneralPar
     mine->out = make_side(tensor.out, tensor.out_stride, dtype_size(of_step.out_dtype));
     mine->pass = {};
     if (of_step.pass.is_present) {
-      // By addresses: a stride that the window alone spans may be too long for all channels.
+      // Addresses are computed, not strides: a stride that fits for the window alone may be too long for all channels.
       const auto before =
           static_cast<uintptr_t>(of_step.window_begin) * static_cast<uintptr_t>(mine->in.stride[kChannel]);
       mine->in.data = reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(mine->in.data) - before);
@@ -604,7 +605,7 @@ void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   for (const StepKernel kernel : kKernels) {
     for (const StepAngles angles : kAngles) {
       const auto load_instances = [&](StepCodes codes, bool has_more) {
-        // A call without the tensors that are normed has no norm to do.
+        // A call without the tensors that are normed has no norm to compute.
         load({kernel, StepNorm::kNone, angles, is_interleaved, codes, has_more});
         const StepNorm norm = step_norm_of(geometry);
         if (norm == StepNorm::kOfToken && kernel != StepKernel::kLongRows) return;

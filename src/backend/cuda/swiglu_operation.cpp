@@ -316,38 +316,79 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   return launch(function, what, &params, device_index, stream);
 }
 
-rope_status_t run_swiglu_codes(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+// The axis of rows comes last, so that a group of rows is a run of elements.
+SwigluProblem with_rows_last(const SwigluProblem &problem) {
+  SwigluProblem turned = problem;
+  const int last = problem.ndim - 1, row_axis = problem.row_axis() < 0 ? last : problem.row_axis();
+  const auto turn = [&](int64_t *of_axes) {
+    const int64_t of_rows = of_axes[row_axis];
+    for (int axis = row_axis; axis < last; ++axis) of_axes[axis] = of_axes[axis + 1];
+    of_axes[last] = of_rows;
+  };
+  for (auto &stride : turned.in_stride) turn(stride);
+  for (auto &stride : turned.out_stride) turn(stride);
+  for (auto &stride : turned.bias_stride) turn(stride);
+  int64_t *const others[] = {turned.shape,
+                             turned.row_scale_stride,
+                             turned.row_index_stride,
+                             turned.expert_index_stride,
+                             turned.expert_row_index_stride,
+                             turned.codes.scales_stride,
+                             turned.codes.scale_row_stride};
+  for (int64_t *stride : others) turn(stride);
+  return turned;
+}
+
+rope_status_t run_swiglu_codes(const char *function, const SwigluProblem &given, const SwigluPlan &plan,
                                int32_t device_index, rope_stream_t stream) {
+  const SwigluProblem problem = given.codes.has_row_groups ? with_rows_last(given) : given;
+  const int output = problem.coded_output();
   SwigluCodesParams params = {};
   set_elements(problem, plan, &params);
-  kernel_strides(problem.out_stride[kOut], problem.ndim, 1, params.out_stride[kOut]);
+  params.output = output;
+  kernel_strides(problem.out_stride[output], problem.ndim, 1, params.out_stride[output]);
   params.codes = problem.codes;
   params.num_elements = problem.num_elements();
   params.unit_elements = plan.unit_elements;
   kernel_strides(problem.codes.scales_stride, problem.ndim, 1, params.scales_stride);
   kernel_strides(problem.codes.scale_row_stride, problem.ndim, 1, params.scale_row_stride);
-  const void *kernel = find_swiglu_kernel(problem.dtype, 1, {kSwigluCodes, SwigluFormula::kOptions, false});
+  const SwigluWork work = problem.is_backward ? kSwigluGradientCodes : kSwigluCodes;
+  const void *kernel = find_swiglu_kernel(problem.dtype, 1, {work, SwigluFormula::kOptions, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
 }
 
-}  // namespace
-
-void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
-  for (const int elements : kVectorElements) {
-    for (int work = kSwigluForward; work < kNumSwigluWorks; ++work) {
-      for (int formula = 0; formula < kNumSwigluFormulas; ++formula) {
-        SwigluVariant variant = {static_cast<SwigluWork>(work), static_cast<SwigluFormula>(formula), false};
-        preloader->load(find_swiglu_kernel(dtype, elements, variant));
-        variant.is_alternating = true;
-        preloader->load(find_swiglu_kernel(dtype, elements, variant));
-      }
-    }
+rope_status_t run_swiglu_code_blocks(const char *function, const SwigluCall &call, const SwigluPlan &plan,
+                                     int32_t device_index, rope_stream_t stream) {
+  SwigluCodeBlockParams params = {};
+  for (int i = 0; i < call.count; ++i) {
+    const SwigluProblem &problem = call.problems[i];
+    if (!problem.has_codes()) continue;
+    const int output = problem.coded_output();
+    SwigluCodeBlockOutput *const to = &params.to[output][problem.codes.has_row_groups];
+    to->out = problem.out[output];
+    to->row_stride = problem.out_stride[output][0];
+    to->codes = problem.codes;
   }
+  const SwigluProblem &problem = call.problems[call.count - 1];
+  for (int i = 0; i < problem.num_inputs(); ++i) {
+    params.in[i] = problem.in[i];
+    params.in_row_stride[i] = problem.in_stride[i][0] * dtype_size(problem.dtype);
+  }
+  params.rows = static_cast<uint32_t>(problem.shape[0]);
+  params.columns = static_cast<uint32_t>(problem.shape[1]);
+  params.num_warps = static_cast<uint32_t>(plan.num_vectors);
+  params.warps_per_row = FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row));
+  params.rounds_first = problem.codes.rounds_first;
+  params.form = form_in<float>(problem.form);
+  const SwigluWork work = problem.is_backward ? kSwigluGradientCodeBlocks : kSwigluCodeBlocks;
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
 }
 
-rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
-                              int32_t device_index, rope_stream_t stream) {
+rope_status_t run_problem(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                          int32_t device_index, rope_stream_t stream) {
   if (problem.grad_row_scale != nullptr) return run_swiglu_row_sums(function, problem, plan, device_index, stream);
   if (problem.has_codes()) {
     return plan.is_matrix ? run_swiglu_code_matrix(function, problem, plan, device_index, stream)
@@ -368,6 +409,32 @@ rope_status_t run_cuda_swiglu(const char *function, const SwigluProblem &problem
   const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
+}
+
+}  // namespace
+
+void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
+  for (const int elements : kVectorElements) {
+    for (int work = kSwigluForward; work < kNumSwigluWorks; ++work) {
+      for (int formula = 0; formula < kNumSwigluFormulas; ++formula) {
+        SwigluVariant variant = {static_cast<SwigluWork>(work), static_cast<SwigluFormula>(formula), false};
+        preloader->load(find_swiglu_kernel(dtype, elements, variant));
+        variant.is_alternating = true;
+        preloader->load(find_swiglu_kernel(dtype, elements, variant));
+      }
+    }
+  }
+}
+
+rope_status_t run_cuda_swiglu(const char *function, const SwigluCall &call, const SwigluCallPlan &plan,
+                              int32_t device_index, rope_stream_t stream) {
+  for (int i = 0; i < call.count; ++i) {
+    if (plan.has_blocks && call.problems[i].has_codes()) {
+      return run_swiglu_code_blocks(function, call, plan.blocks, device_index, stream);
+    }
+    ROPE_TRY(run_problem(function, call.problems[i], plan.plans[i], device_index, stream));
+  }
+  return ROPE_STATUS_SUCCESS;
 }
 
 }  // namespace rope

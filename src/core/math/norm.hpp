@@ -1,6 +1,6 @@
-// norm.hpp - RMS and layer norm of a head: the order of the sums and the roundings, once for host and device
+// norm.hpp - RMS and layer norm of a head: the order of sums and roundings, once for host and device
 //
-// As in rotation.hpp nothing is fused, so that the CPU and every GPU give the same bits.
+// As in rotation.hpp no operation is fused, so that the CPU and every GPU give equal bits.
 #pragma once
 
 #include <math.h>
@@ -10,9 +10,9 @@
 
 namespace rope {
 
-// The sum of a tree: terms 0 to n - 1, then +0 up to a power of two, neighbours 2i and 2i + 1 added until one is left.
-// Neighbours come first so that every aligned run of 2^k terms is a subtree, which a thread or a vector finishes by
-// itself: tree_sum of 2^k terms in registers, and the sums of such runs as the terms of a TreeSum.
+// The sum of a tree: terms 0 to n - 1, then +0 up to a power of two; neighbours 2i and 2i + 1 are added until one is
+// left. Neighbours come first so that every aligned run of 2^k terms is a subtree, which a thread or a vector computes
+// by itself. tree_sum adds 2^k terms in registers; TreeSum takes the sums of such runs as its terms.
 template <int N, typename Real>
 ROPE_HOST_DEVICE Real tree_sum(const Real *term) {
   if constexpr (N == 1) {
@@ -22,8 +22,8 @@ ROPE_HOST_DEVICE Real tree_sum(const Real *term) {
   }
 }
 
-// The same of up to 2^kMaxLevels terms, one after another, as a binary counter: partial_[k] is the sum of the last 2^k
-// terms that are counted by bit k.
+// Adds up to 2^kMaxLevels terms, one after another, like a binary counter: partial_[k] is the sum of the last 2^k terms
+// that bit k counts.
 template <typename Real>
 class TreeSum {
  public:
@@ -34,9 +34,9 @@ class TreeSum {
     ++count_;
   }
 
-  // At least one term was added.
+  // Requires at least one term.
   ROPE_HOST_DEVICE Real total() const {
-    Real right = 0;  // what stands behind the subtrees so far, +0 at the end
+    Real right = 0;  // the sum behind the subtrees so far, +0 at the end
     int level = 0;
     for (uint32_t bits = count_; bits > 1; bits >>= 1, ++level) {
       if ((bits & 1u) == 0) {
@@ -55,8 +55,8 @@ class TreeSum {
   uint32_t count_ = 0;
 };
 
-// The number nearest to 1 / sqrt(v). On the host the root and the quotient in double, each rounded, and then to fp32, are
-// that for every fp32 number.
+// The number nearest to 1 / sqrt(v). On the host the root and the quotient are rounded to double, and the result to
+// fp32, which gives that number for every fp32 number.
 ROPE_HOST_DEVICE float inverse_root(float v) {
 #if defined(__CUDA_ARCH__)
   return __frsqrt_rn(v);
@@ -65,7 +65,7 @@ ROPE_HOST_DEVICE float inverse_root(float v) {
 #endif
 }
 
-// 1 divided by the root, each rounded.
+// 1 divided by the root. Both operations round.
 ROPE_HOST_DEVICE double inverse_root(double v) {
 #if defined(__CUDA_ARCH__)
   return __ddiv_rn(1.0, __dsqrt_rn(v));
@@ -74,18 +74,18 @@ ROPE_HOST_DEVICE double inverse_root(double v) {
 #endif
 }
 
-// What a norm computes with; numbers are rounded to Real once.
+// Numbers of a norm. Each is rounded to Real once.
 template <typename Real>
 struct NormForm {
   Real eps;
   Real inverse_count;  // 1 / n, rounded
   Real weight_offset;
   bool is_layer;
-  bool rounds_before_weight;  // to the data's type
+  bool rounds_before_weight;  // rounds to the data's type
   bool rounds_after_weight;
 };
 
-// The mean from the sum of n terms, or the mean square from that of their squares.
+// The mean from the sum of n terms, or the mean square from the sum of their squares.
 template <typename Real>
 ROPE_HOST_DEVICE Real mean_of(const NormForm<Real> &form, Real sum) {
   return multiply_rounded(sum, form.inverse_count);
@@ -97,7 +97,7 @@ ROPE_HOST_DEVICE Real inverse_norm(const NormForm<Real> &form, Real sum_of_squar
   return inverse_root(add_rounded(mean_of(form, sum_of_squares), form.eps));
 }
 
-// A channel, of which LAYER has taken the mean, times r. `T` is the data's type.
+// A channel times r; LAYER has subtracted the mean. `T` is the data's type.
 template <typename T, typename Real>
 ROPE_HOST_DEVICE Real scale_channel(const NormForm<Real> &form, Real x, Real inverse) {
   const Real y = multiply_rounded(x, inverse);
@@ -118,20 +118,21 @@ ROPE_HOST_DEVICE Real add_bias(const NormForm<Real> &form, Real y, Real bias) {
   return form.rounds_after_weight ? to_real<Real>(round_to<T>(sum)) : sum;
 }
 
-// ---- The way back ----
+// ---- Backward ----
 //
-// With g the gradient of y, n = x * r (of x - m with LAYER) and h = g * w, those of x, of the weight and of the bias are
+// Let g be the gradient of y, n = x * r (LAYER: (x - m) * r) and h = g * w. The gradients of x, of the weight and of
+// the bias are
 //
 //   (h - sum(h) / n - n * (sum(h * n) / n)) * r        g * n        g
 //
-// where RMS has no sum(h); sums are trees as forward's, and forward's roundings count as none. (Ba et al.,
+// RMS has no sum(h). Sums are trees like those of forward, and forward's roundings are ignored. (Ba et al.,
 // arXiv:1607.06450, and the derivative of its formula without the mean.)
 
-// The trees' sums over what one norm is of.
+// The trees' sums over all channels of one norm.
 template <typename Real>
 struct NormGradientSums {
-  Real products;   // h * n
-  Real gradients;  // h; 0 with RMS
+  Real products;   // sum of h * n
+  Real gradients;  // sum of h; 0 with RMS
 };
 
 template <typename Real>
@@ -145,18 +146,18 @@ ROPE_HOST_DEVICE NormGradientMeans<Real> means_of(const NormForm<Real> &form, co
   return {mean_of(form, sums.products), mean_of(form, sums.gradients)};
 }
 
-// Sums over tokens for the gradients of weights or of biases, of some channels of each head. Strides in elements.
+// Sums over tokens for the gradients of weights or biases, for some channels of each head. Strides are in elements.
 template <typename Real>
 struct HeadSums {
-  Real *data;  // that of the first head's channel `begin`; NULL: there are none
+  Real *data;  // sum of the first head's channel `begin`; NULL: no sums
   int64_t head_stride;
   int64_t channel_stride;
   int begin;
   int end;
 };
 
-// The gradient of a channel x from h and n. Without a mean of h the first difference is h, bit for bit: RMS may leave
-// it out.
+// The gradient of a channel x from h and n. Without a mean of h the first difference equals h, bit for bit, so RMS may
+// omit it.
 template <bool HasMean = true, typename Real>
 ROPE_HOST_DEVICE Real norm_gradient(Real weighed, Real normed, Real inverse, const NormGradientMeans<Real> &means) {
   const Real centred = HasMean ? add_rounded(weighed, -means.gradients) : weighed;

@@ -18,8 +18,9 @@ constexpr uint32_t kRopeScalingFirstSize = 144;
 constexpr uint32_t kRopeSectionsFirstSize = 48;
 constexpr uint32_t kSwigluConfigFirstSize = 56;
 constexpr uint32_t kSwigluArgsFirstSize = 728;
-constexpr uint32_t kSwigluQuantArgsFirstSize = 264;
+constexpr uint32_t kSwigluQuantArgsFirstSize = 424;
 constexpr uint32_t kSwigluInputArgsFirstSize = 408;
+constexpr uint32_t kSwigluColumnArgsFirstSize = 584;
 
 // Copies the part that both versions have and zeroes the rest of `target`. A non-zero byte beyond `known_size` belongs
 // to a field that this version lacks, and is refused.

@@ -1,4 +1,4 @@
-// quant_reader.cpp - validates the scales of what is written in 8 bits, and where its maxima go
+// quant_reader.cpp - validates the scales of values that are written in 8 bits, and the memory of their maxima
 #include "core/problem/quant_reader.hpp"
 
 #include "core/problem/import.hpp"
@@ -27,10 +27,10 @@ rope_status_t QuantReader::read(const rope_cache_args_t *cache, const StepTarget
   return read_amax(target);
 }
 
-// The axes that scales share with what they are written beside: their lengths, and which of them are the two of rows and
-// that of heads; -1: there is none.
+// The axes that scales share with the tensor that they belong to: their lengths, the two axes of rows, and the axis of
+// heads. -1 stands for no such axis.
 struct QuantReader::ScaleRows {
-  const char *beside;  // its field
+  const char *beside;  // that tensor's field
   rope_dtype_t dtype;
   int count;
   int64_t length[3];
@@ -85,7 +85,7 @@ rope_status_t QuantReader::read_cache_scales(const char *field, const rope_tenso
                      is_of_pass ? &tensor->pass_scales : &tensor->cache_scales);
 }
 
-// Behind the axes of rows [G] groups of the channels, or, where there is an axis left, [G / 4, 4].
+// Behind the axes of rows there are [G] groups of the channels, or, if one more axis is left, [G / 4, 4].
 rope_status_t QuantReader::read_scales(const char *field, const rope_tensor_t &given, const ScaleRows &rows,
                                        int64_t channels, WrittenScales *scales) {
   Operand *operand;
@@ -157,7 +157,7 @@ rope_status_t QuantReader::read_pass_scale(const StepTarget &target) {
                            &tensor->pass_scale);
 }
 
-// In the place of `written`, the field of scales that are; NULL: none are.
+// Reads a scale that excludes `written`, the field of scales that the call writes. NULL: it writes none.
 rope_status_t QuantReader::read_static_scale(const char *field, const rope_tensor_t &given, int64_t heads,
                                              const char *written, StaticScale *scale) {
   Operand *operand;
@@ -177,7 +177,7 @@ rope_status_t QuantReader::read_static_scale(const char *field, const rope_tenso
   return ROPE_STATUS_SUCCESS;
 }
 
-// [3]: of q, k and v, whichever of them there are.
+// Reads [3]: maxima of q, k and v, whether or not all of them are given.
 rope_status_t QuantReader::read_amax(const StepTarget &target) {
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kDisjointOut, "quant.amax_out", quant_->amax_out, &operand));

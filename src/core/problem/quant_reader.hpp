@@ -1,4 +1,4 @@
-// quant_reader.hpp - validates the scales of what is written in 8 bits, and where its maxima go
+// quant_reader.hpp - validates the scales of values that are written in 8 bits, and the memory of their maxima
 #pragma once
 
 #include "core/problem/group_reader.hpp"
@@ -10,10 +10,11 @@ class QuantReader : private GroupReader {
   QuantReader(const char *function, const RopeGeometry &geometry, Operands *operands)
       : GroupReader(function, geometry, operands) {}
 
-  // Imports the group of a call that has it, and reads what comes before the tensors.
+  // Imports the group, if the call has it, and reads the fields before the tensors.
   rope_status_t check(const rope_args_t &args);
 
-  // Behind the caches, whose written scales are in their group, NULL where the call has none.
+  // Reads the tensors. It runs after the caches are read, because the caches' group has their written scales. `cache`
+  // is NULL if the call has no caches.
   rope_status_t read(const rope_cache_args_t *cache, const StepTarget &target);
 
  private:
@@ -34,8 +35,8 @@ class QuantReader : private GroupReader {
   rope_status_t read_amax(const StepTarget &target);
 
   const rope_quant_args_t *quant_ = nullptr;
-  const char *written_[kNumTensorNames] = {};  // a field of scales that are written of each tensor
-  const char *pass_written_ = nullptr;         // the field of those of k_pass_cache
+  const char *written_[kNumTensorNames] = {};  // for each tensor, the field of scales that the call writes
+  const char *pass_written_ = nullptr;         // that field for k_pass_cache
   rope_quant_args_t copy_;                     // unset unless a caller's struct has another size
 };
 

@@ -1,4 +1,4 @@
-// step_reader.cpp - validates what a call asks for around the rotation
+// step_reader.cpp - validates the fields of a call around the rotation
 #include "core/problem/step_reader.hpp"
 
 #include "core/problem/import.hpp"
@@ -162,7 +162,7 @@ rope_status_t StepReader::read_norm_gradients(const StepTarget &target) {
   return read_sums("norm.grad_k_bias", norm_->grad_k_bias, kK, target, true);
 }
 
-// What forward read as q, k or v.
+// Reads forward's input q, k or v.
 rope_status_t StepReader::read_norm_input(const char *field, const rope_tensor_t &given, TensorName name,
                                           const StepTarget &target) {
   Operand *operand;
@@ -240,7 +240,7 @@ rope_status_t StepReader::read_sums(const char *field, const rope_tensor_t &give
   return ROPE_STATUS_SUCCESS;
 }
 
-// The tensor of an operand of the norm, which is of it and, for a bias, LAYER.
+// Finds the tensor of an operand of the norm. That tensor must be normed and, for a bias, the norm must be LAYER.
 rope_status_t StepReader::find_normed(const char *field, TensorName name, const StepTarget &target, bool is_bias,
                                       int *index) const {
   ROPE_TRY(find_tensor(field, name, target, index));
@@ -275,7 +275,7 @@ rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &
   return ROPE_STATUS_SUCCESS;
 }
 
-// [S], [B, S] or [B, S, H], of which an axis B of length 1 serves all; THD [T] or [T, H].
+// Reads [S], [B, S] or [B, S, H]; an axis B of length 1 serves all batches. With THD it reads [T] or [T, H].
 rope_status_t StepReader::read_factor(const char *field, const rope_tensor_t &given, TensorName name,
                                       const StepTarget &target) {
   Operand *operand;

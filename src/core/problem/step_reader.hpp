@@ -1,4 +1,4 @@
-// step_reader.hpp - validates what a call asks for around the rotation
+// step_reader.hpp - validates the fields of a call around the rotation
 #pragma once
 
 #include "core/problem/cache_reader.hpp"
@@ -7,7 +7,7 @@
 
 namespace rope {
 
-// Reads a call's groups one by one into a problem.
+// Reads the groups of a call one by one into a problem.
 class StepReader : private GroupReader {
  public:
   StepReader(const char *function, const RopeGeometry &geometry, Operands *operands)
@@ -15,20 +15,20 @@ class StepReader : private GroupReader {
         cache_(function, geometry, operands),
         quant_(function, geometry, operands) {}
 
-  // Reads what comes before the tensors: flags, and which groups there are.
+  // Reads the fields before the tensors: flags, and which groups there are.
   rope_status_t begin(const rope_args_t &args, bool is_transposed);
 
   bool is_present() const { return is_present_; }
-  // Where a tensor alone makes a step of the call: by its width or by the type of its output.
+  // Called if a tensor alone makes a step of the call, by its width or the type of its output.
   void require() { is_present_ = true; }
   bool is_turned() const { return !is_unrotated_; }
   bool accumulates() const { return accumulates_; }
 
   TensorUse use_of(TensorName name) const;
-  // NULL: absent.
+  // NULL if there is none.
   const rope_tensor_t *pass_of(TensorName name) const;
 
-  // Fills *step once the tensors, the sequences and the positions of `problem` are read.
+  // Fills *step. The tensors, the sequences and the positions of `problem` must have been read.
   rope_status_t read(const RopeProblem &problem, const ReadTensor *tensors, StepProblem *step);
 
  private:

@@ -1,4 +1,4 @@
-// swiglu_codes_reader.hpp - reads what a call of SwiGLU says of its codes: out, static and written scales, amax
+// swiglu_codes_reader.hpp - reads which outputs of a call of SwiGLU are codes: their tensors, static and written scales, amax
 #pragma once
 
 #include "core/problem/operands.hpp"
@@ -6,30 +6,70 @@
 
 namespace rope {
 
-// The first of the operands is gate. Strides of scales are by gate's axes.
+constexpr int kMaxSwigluCodes = 4;  // backward: two gradients by row and by column
+
+// An output of codes.
+struct CodedOutput {
+  const Operand *operand;
+  int output;         // SwigluOutput
+  SwigluCodes codes;  // strides of scales are by gate's axes
+};
+
+struct CodedOutputs {
+  int count = 0;
+  CodedOutput list[kMaxSwigluCodes];
+};
+
+// The first of the operands is gate.
 class SwigluCodesReader {
  public:
-  SwigluCodesReader(const char *function, Operands *operands, SwigluCodes *codes)
-      : function_(function), operands_(operands), codes_(codes) {}
+  SwigluCodesReader(const char *function, bool is_backward, Operands *operands, CodedOutputs *outputs)
+      : function_(function), is_backward_(is_backward), operands_(operands), outputs_(outputs) {}
 
-  // An out of codes.
-  rope_status_t read_out(const rope_tensor_t &tensor, Operand **operand);
+  // True if the tensor has 8 or 4 bits.
+  static bool is_coded(const rope_tensor_t &tensor) { return is_code(tensor.dtype) || is_code_pair(tensor.dtype); }
 
-  // The scales of an out, which was read.
-  rope_status_t read(const swiglu_quant_args_t *given, const View &out, int64_t experts, bool has_expert_axis);
+  // An output by row, which is_coded.
+  rope_status_t read_out(const char *field, const rope_tensor_t &tensor, int output);
+
+  // The outputs by column.
+  rope_status_t read_columns(const swiglu_column_args_t *given);
+
+  // The scales of all outputs, which were read.
+  rope_status_t read_scales(const swiglu_quant_args_t *given, bool rounds_first, int64_t experts, bool has_expert_axis);
 
  private:
-  rope_status_t read_scale(const rope_tensor_t &tensor, int64_t experts);
-  rope_status_t read_scales_out(const rope_tensor_t &tensor, const ScaleRule &rule, bool has_expert_axis,
-                                bool has_tiles);
-  rope_status_t read_strided_scales(const char *field, const View &view, int min_rows);
-  rope_status_t read_tiles(const char *field, const View &view, int min_rows);
-  rope_status_t read_amax(const rope_tensor_t &tensor);
+  struct Group;
+
+  rope_status_t read_coded(const char *field, const rope_tensor_t &tensor, int output, bool has_row_groups);
+  rope_status_t read_column_scales(bool has_expert_axis);
+  rope_status_t read_layout(const char *group, int32_t layout, int32_t reserved, Group *result) const;
+  rope_status_t read_group(const Group &group, const rope_tensor_t (&scales)[3], const rope_tensor_t &amax,
+                           bool has_expert_axis);
+  rope_status_t read_scale(const rope_tensor_t &tensor, bool scale_multiplies, int64_t experts);
+  rope_status_t read_scales_out(const char *field, const rope_tensor_t &tensor, const Group &group,
+                                bool has_expert_axis, SwigluCodes *codes);
+  rope_status_t read_strided_scales(const char *field, const View &view, int min_rows, SwigluCodes *codes) const;
+  rope_status_t read_strided_row_scales(const char *field, const View &view, int row_axis, SwigluCodes *codes) const;
+  rope_status_t read_tiles(const char *field, const View &view, int min_rows, SwigluCodes *codes) const;
+  rope_status_t read_row_tiles(const char *field, const View &view, int row_axis, SwigluCodes *codes) const;
+  rope_status_t check_tile_type(const char *field, const View &view, const SwigluCodes &codes) const;
+  rope_status_t check_compact_tiles(const char *field, const View &view) const;
+  rope_status_t read_amax(const char *field, const rope_tensor_t &tensor, bool has_row_groups);
+  CodedOutput *find(int output, bool has_row_groups) const;
+  const rope_tensor_t &column_scales(int output) const {
+    return !is_backward_         ? columns_->scales_out
+           : output == kGradGate ? columns_->grad_gate_scales_out
+                                 : columns_->grad_up_scales_out;
+  }
   const Operand &gate() const { return *operands_->begin(); }
 
   const char *function_;
+  bool is_backward_;
   Operands *operands_;
-  SwigluCodes *codes_;
+  CodedOutputs *outputs_;
+  swiglu_column_args_t columns_copy_;
+  const swiglu_column_args_t *columns_ = nullptr;
 };
 
 }  // namespace rope

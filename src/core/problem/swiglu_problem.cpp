@@ -35,8 +35,8 @@ class SwigluReader {
     const View &view = (*operand)->view;
     if ((*operand)->is_output() && is_code(view.dtype)) {
       return fail(kUnsupported,
-                  "%s: %s.dtype is %s: this version writes 8 bits in swiglu_forward only, from F32, F16 or "
-                  "BF16",
+                  "%s: %s.dtype is %s: this version writes 8 bits from F32, F16 or BF16, and in swiglu_backward only "
+                  "of grad_gate and grad_up",
                   function_, field, dtype_name(view.dtype));
     }
     if (view.dtype != dtype_) {
@@ -133,10 +133,10 @@ class SwigluReader {
     return check_same_shape(function_, field, (*operand)->view, gate_->field, experts);
   }
 
-  rope_status_t read_grad_row_scale(const rope_tensor_t &tensor, const Operand *row_scale, bool is_indexed,
+  rope_status_t read_grad_row_scale(Role role, const rope_tensor_t &tensor, const Operand *row_scale, bool is_indexed,
                                     Operand **operand) {
     const char *field = "grad_row_scale";
-    ROPE_TRY(operands_.read(Role::kOutOrAnyInput, field, tensor, operand));
+    ROPE_TRY(operands_.read(role, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
     const View &view = (*operand)->view;
     if (row_scale == nullptr) {
@@ -312,6 +312,183 @@ void set_bias(const View &bias, int which, int num_axes, int64_t (&strides)[kMax
   }
 }
 
+// The operands of a call; absent ones are NULL, as are outputs that are codes.
+struct SwigluOperands {
+  Operand *in[kMaxSwigluInputs] = {};
+  Operand *out[kMaxSwigluOutputs] = {};
+  Operand *row_scale = nullptr, *num_rows = nullptr, *grad_row_scale = nullptr;
+  bool is_indexed = false;  // with row_index
+  FurtherInputs further;
+  CodedOutputs coded;
+
+  bool has_words() const {
+    return out[kOut] != nullptr || out[kGradUp] != nullptr || out[kRecomputedOut] != nullptr ||
+           grad_row_scale != nullptr;
+  }
+};
+
+// Forward.
+rope_status_t check_no_gradients(const char *function, const swiglu_args_t &args) {
+  const struct {
+    const char *field;
+    const rope_tensor_t &tensor;
+  } refused_here[] = {{"grad_out", args.grad_out},
+                      {"grad_gate", args.grad_gate},
+                      {"grad_up", args.grad_up},
+                      {"grad_row_scale", args.grad_row_scale}};
+  for (const auto &refused : refused_here) {
+    if (refused.tensor.ndim != 0) {
+      return fail(kInvalid, "%s: %s is set: it belongs to swiglu_backward", function, refused.field);
+    }
+    View malformed;
+    if (!is_zeroed(refused.tensor)) return read_view(function, refused.field, refused.tensor, &malformed);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+// The outputs that may be codes, then the recomputed one.
+rope_status_t read_outputs(const char *function, rope_dtype_t dtype, const swiglu_args_t &args, bool is_backward,
+                           SwigluReader *reader, SwigluCodesReader *codes_reader, SwigluOperands *operands) {
+  const struct {
+    const char *field;
+    const rope_tensor_t &tensor;
+  } fields[2] = {{is_backward ? "grad_gate" : "out", is_backward ? args.grad_gate : args.out},
+                 {"grad_up", args.grad_up}};
+  const int count = is_backward ? 2 : 1;
+  bool is_coded[2] = {};
+  for (int i = 0; i < count; ++i) {
+    is_coded[i] = SwigluCodesReader::is_coded(fields[i].tensor) && dtype != ROPE_DTYPE_F64;
+  }
+  // Several launches read the inputs of a call that writes codes.
+  const bool has_codes = is_coded[0] || is_coded[1] || args.column != nullptr;
+  const Role role = has_codes ? Role::kDisjointOut : Role::kOutOrAnyInput;
+  for (int i = 0; i < count; ++i) {
+    ROPE_TRY(is_coded[i] ? codes_reader->read_out(fields[i].field, fields[i].tensor, i)
+                         : reader->read(role, fields[i].field, fields[i].tensor, &operands->out[i]));
+  }
+  if (is_backward) ROPE_TRY(reader->read(role, "out", args.out, &operands->out[kRecomputedOut]));
+  ROPE_TRY(codes_reader->read_columns(args.column));
+  if (operands->coded.count > 0 && dtype == ROPE_DTYPE_F64) {
+    return fail(kUnsupported, "%s: %s.dtype is %s: this version writes 8 bits from F32, F16 or BF16 only", function,
+                operands->coded.list[0].operand->field, dtype_name(operands->coded.list[0].operand->view.dtype));
+  }
+  if (is_backward || operands->out[kOut] != nullptr || operands->coded.count > 0) return ROPE_STATUS_SUCCESS;
+  return fail(kInvalid, "%s: out is absent: it is required", function);
+}
+
+rope_status_t read_operands(const char *function, rope_dtype_t dtype, const GatingForm &form, const swiglu_args_t &args,
+                            bool is_backward, SwigluReader *reader, SwigluOperands *operands) {
+  Operand **const in = operands->in;
+  SwigluCodesReader codes_reader(function, is_backward, reader->operands(), &operands->coded);
+  ROPE_TRY(reader->read_required(Role::kIn, "gate", args.gate, &in[kGate]));
+  ROPE_TRY(reader->read_required(Role::kIn, "up", args.up, &in[kUp]));
+  if (is_backward) ROPE_TRY(reader->read_required(Role::kIn, "grad_out", args.grad_out, &in[kGradOut]));
+  ROPE_TRY(read_outputs(function, dtype, args, is_backward, reader, &codes_reader, operands));
+  swiglu_input_args_t input;
+  ROPE_TRY(import_further_inputs(function, args.input, &input));
+  operands->is_indexed = !is_zeroed(input.row_index);
+  ROPE_TRY(reader->read_row_scale(args.row_scale, operands->is_indexed, &operands->row_scale));
+  ROPE_TRY(reader->read_num_rows(args.num_rows, &operands->num_rows));
+  FurtherInputs *const further = &operands->further;
+  ROPE_TRY(read_further_inputs(function, input, operands->row_scale, operands->num_rows, reader, further));
+  const bool has_expert_axis = further->expert_rows != nullptr;
+  const int64_t experts = has_expert_axis ? in[kGate]->view.shape[0] : further->rows.experts;
+  ROPE_TRY(codes_reader.read_scales(args.quant, form.rounds_before_codes, experts, has_expert_axis));
+  if (!is_backward) {
+    const CodedOutputs &coded = operands->coded;
+    const bool has_pairs = coded.count > 0 && coded.list[0].codes.has_pairs();
+    if (!has_pairs || operands->num_rows == nullptr || in[kGate]->view.ndim > 1) return ROPE_STATUS_SUCCESS;
+    return fail(kInvalid, "%s: num_rows is set: with an out of F4_E2M1X2 %s.ndim must be at least 2, and is 1",
+                function, in[kGate]->field);
+  }
+  const Role role = operands->coded.count > 0 ? Role::kDisjointOut : Role::kOutOrAnyInput;
+  ROPE_TRY(reader->read_grad_row_scale(role, args.grad_row_scale, operands->row_scale, operands->is_indexed,
+                                       &operands->grad_row_scale));
+  if (operands->out[kGradGate] == nullptr && operands->out[kGradUp] == nullptr && operands->coded.count == 0 &&
+      operands->grad_row_scale == nullptr) {
+    return fail(kInvalid, "%s: grad_gate, grad_up and grad_row_scale are absent: one of them is required", function);
+  }
+  if (operands->grad_row_scale != nullptr && has_expert_axis && operands->row_scale->view.ndim < 2) {
+    return fail(kUnsupported, "%s: row_scale.ndim is 1: with expert_rows its gradient needs at least 2, [E, N]",
+                function);
+  }
+  return ROPE_STATUS_SUCCESS;
+}
+
+// A problem of the words among the outputs, or of one output of codes.
+void set_problem(const SwigluOperands &operands, const CodedOutput *coded, SwigluProblem *problem) {
+  const View &gate = operands.in[kGate]->view;
+  AxisMerger merger(problem, gate);
+  for (int i = 0; i < problem->num_inputs(); ++i) {
+    problem->in[i] = operands.in[i]->view.data;
+    merger.add_strides(operands.in[i]->view.stride, problem->in_stride[i]);
+  }
+  const int64_t *output_stride = nullptr;
+  View out[kMaxSwigluOutputs];
+  for (int i = 0; i < problem->num_outputs(); ++i) {
+    const Operand *const operand = coded == nullptr ? operands.out[i] : coded->output == i ? coded->operand : nullptr;
+    if (operand == nullptr) continue;
+    out[i] = operand->view;
+    if (is_code_pair(out[i].dtype)) double_outer_strides(&out[i]);
+    problem->out[i] = out[i].data;
+    merger.add_strides(out[i].stride, problem->out_stride[i]);
+    if (output_stride == nullptr) output_stride = out[i].stride;
+  }
+  const SwigluCodes codes = coded != nullptr ? coded->codes : problem->codes;
+  problem->codes = codes;
+  if (operands.row_scale != nullptr) {
+    const View &row_scale = operands.row_scale->view;
+    problem->row_scale = row_scale.data;
+    problem->row_scale_dtype = row_scale.dtype;
+    if (operands.is_indexed) {
+      problem->factor_stride = row_scale.stride[0];
+    } else {
+      merger.add_strides(row_scale.stride, problem->row_scale_stride);
+    }
+  }
+  const FurtherInputs &further = operands.further;
+  problem->rows = further.rows;
+  if (operands.num_rows != nullptr) {
+    problem->num_rows = operands.num_rows->view.data;
+    problem->num_rows_dtype = operands.num_rows->view.dtype;
+  }
+  const bool has_expert_axis = further.expert_rows != nullptr;
+  if (operands.num_rows != nullptr || problem->rows.is_present() || (codes.has_row_groups && !has_expert_axis)) {
+    merger.add_strides(kRowIndexStride, problem->row_index_stride);
+  }
+  int64_t bias_strides[2][kMaxAxes] = {};
+  for (int i = kGate; i <= kUp; ++i) {
+    if (further.bias[i] == nullptr) continue;
+    set_bias(further.bias[i]->view, i, gate.ndim, bias_strides[i], problem);
+    merger.add_strides(bias_strides[i], problem->bias_stride[i]);
+  }
+  if (has_expert_axis) {
+    const View &rows = further.expert_rows->view;
+    problem->expert_rows = rows.data;
+    problem->expert_rows_dtype = rows.dtype;
+    problem->expert_rows_stride = rows.stride[0];
+    problem->experts = gate.shape[0];
+    problem->rows_per_expert = gate.shape[1];
+    merger.add_strides(kRowIndexStride, problem->expert_index_stride);
+    merger.add_strides(kSecondIndexStride, problem->expert_row_index_stride);
+  }
+  if (codes.scales.is_present()) merger.add_strides(codes.scales_stride, problem->codes.scales_stride);
+  if (codes.has_tiles) merger.add_strides(codes.scale_row_stride, problem->codes.scale_row_stride);
+  if (coded == nullptr && operands.grad_row_scale != nullptr) {
+    problem->grad_row_scale = operands.grad_row_scale->view.data;
+    merger.add_strides(operands.grad_row_scale->view.stride, problem->grad_row_scale_stride);
+  } else {
+    const bool keeps_order =
+        has_expert_axis || problem->rows.is_present() || codes.scales.is_present() || codes.has_pairs();
+    if (!keeps_order) merger.sort_by_stride(output_stride);
+  }
+  merger.merge(gate.shape);
+  // An output has a stride other than 0 along each of its own axes.
+  while (problem->num_row_axes < problem->ndim && problem->grad_row_scale_stride[problem->num_row_axes] != 0) {
+    ++problem->num_row_axes;
+  }
+}
+
 }  // namespace
 
 int64_t SwigluProblem::num_elements() const {
@@ -326,6 +503,14 @@ int64_t SwigluProblem::num_expert_row_elements() const {
 
 int64_t SwigluProblem::num_row_elements() const {
   return num_elements() / (row_index_stride[0] != 0 ? shape[0] : 1);
+}
+
+int SwigluProblem::row_axis() const {
+  const int64_t *const index = expert_rows != nullptr ? expert_row_index_stride : row_index_stride;
+  for (int axis = 0; axis < ndim; ++axis) {
+    if (index[axis] != 0) return axis;
+  }
+  return -1;
 }
 
 int64_t SwigluProblem::num_summed_elements() const {
@@ -408,150 +593,35 @@ rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &c
   return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, const GatingForm &form,
-                                  const swiglu_args_t &args, bool is_backward, SwigluProblem *problem) {
-  *problem = SwigluProblem{};
-  problem->dtype = dtype;
-  problem->form = form;
-  problem->is_backward = is_backward;
-  problem->codes.dtype = dtype;
-  if (args.quant != nullptr && is_backward) {
-    return fail(kUnsupported, "%s: quant is set: this version writes 8 bits in swiglu_forward only", function);
-  }
+rope_status_t make_swiglu_call(const char *function, rope_dtype_t dtype, const GatingForm &form,
+                               const swiglu_args_t &args, bool is_backward, SwigluCall *call) {
   ROPE_TRY(
       check_call_flags(function, args.flags, ROPE_FLAG_PROGRAMMATIC_LAUNCH, "ROPE_FLAG_PROGRAMMATIC_LAUNCH (0x1)"));
-  problem->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
-
-  if (!is_backward) {
-    const struct {
-      const char *field;
-      const rope_tensor_t &tensor;
-    } refused_here[] = {{"grad_out", args.grad_out},
-                        {"grad_gate", args.grad_gate},
-                        {"grad_up", args.grad_up},
-                        {"grad_row_scale", args.grad_row_scale}};
-    for (const auto &refused : refused_here) {
-      if (refused.tensor.ndim != 0) {
-        return fail(kInvalid, "%s: %s is set: it belongs to swiglu_backward", function, refused.field);
-      }
-      View malformed;
-      if (!is_zeroed(refused.tensor)) return read_view(function, refused.field, refused.tensor, &malformed);
-    }
-  }
-
+  if (!is_backward) ROPE_TRY(check_no_gradients(function, args));
   SwigluReader reader(function, dtype);
-  SwigluCodes codes = {};
-  SwigluCodesReader codes_reader(function, reader.operands(), &codes);
-  Operand *in[kMaxSwigluInputs], *out[kMaxSwigluOutputs], *row_scale, *num_rows, *grad_row_scale = nullptr;
-  ROPE_TRY(reader.read_required(Role::kIn, "gate", args.gate, &in[kGate]));
-  ROPE_TRY(reader.read_required(Role::kIn, "up", args.up, &in[kUp]));
-  if (is_backward) {
-    ROPE_TRY(reader.read_required(Role::kIn, "grad_out", args.grad_out, &in[kGradOut]));
-    ROPE_TRY(reader.read(Role::kOutOrAnyInput, "grad_gate", args.grad_gate, &out[kGradGate]));
-    ROPE_TRY(reader.read(Role::kOutOrAnyInput, "grad_up", args.grad_up, &out[kGradUp]));
-    ROPE_TRY(reader.read(Role::kOutOrAnyInput, "out", args.out, &out[kRecomputedOut]));
-  } else {
-    const bool has_codes = (is_code(args.out.dtype) || is_code_pair(args.out.dtype)) && dtype != ROPE_DTYPE_F64;
-    ROPE_TRY(has_codes ? codes_reader.read_out(args.out, &out[kOut])
-                       : reader.read_required(Role::kOutOrAnyInput, "out", args.out, &out[kOut]));
-  }
-  swiglu_input_args_t input;
-  ROPE_TRY(import_further_inputs(function, args.input, &input));
-  const bool is_indexed = !is_zeroed(input.row_index);
-  ROPE_TRY(reader.read_row_scale(args.row_scale, is_indexed, &row_scale));
-  ROPE_TRY(reader.read_num_rows(args.num_rows, &num_rows));
-  FurtherInputs further;
-  ROPE_TRY(read_further_inputs(function, input, row_scale, num_rows, &reader, &further));
-  if (!is_backward) {
-    const bool has_expert_axis = further.expert_rows != nullptr;
-    const int64_t experts = has_expert_axis ? in[kGate]->view.shape[0] : further.rows.experts;
-    ROPE_TRY(codes_reader.read(args.quant, out[kOut]->view, experts, has_expert_axis));
-    codes.rounds_first = form.rounds_before_codes;
-    problem->codes = codes;
-    if (codes.has_pairs() && num_rows != nullptr && in[kGate]->view.ndim == 1) {
-      return fail(kInvalid, "%s: num_rows is set: with an out of F4_E2M1X2 %s.ndim must be at least 2, and is 1",
-                  function, in[kGate]->field);
-    }
-  }
-  if (is_backward) {
-    ROPE_TRY(reader.read_grad_row_scale(args.grad_row_scale, row_scale, is_indexed, &grad_row_scale));
-    if (out[kGradGate] == nullptr && out[kGradUp] == nullptr && grad_row_scale == nullptr) {
-      return fail(kInvalid, "%s: grad_gate, grad_up and grad_row_scale are absent: one of them is required", function);
-    }
-    if (grad_row_scale != nullptr && further.expert_rows != nullptr && row_scale->view.ndim < 2) {
-      return fail(kUnsupported, "%s: row_scale.ndim is 1: with expert_rows its gradient needs at least 2, [E, N]",
-                  function);
-    }
-  }
+  SwigluOperands operands;
+  ROPE_TRY(read_operands(function, dtype, form, args, is_backward, &reader, &operands));
   ROPE_TRY(reader.check_outputs());
 
-  const View &gate = in[kGate]->view;
-  if (gate.is_empty()) {
-    problem->ndim = 1;  // of length 0; products of the other lengths may not even fit 64 bits
+  SwigluProblem *const first = &call->problems[0];
+  *first = SwigluProblem{};
+  first->dtype = dtype;
+  first->form = form;
+  first->is_programmatic = (args.flags & ROPE_FLAG_PROGRAMMATIC_LAUNCH) != 0;
+  first->is_backward = is_backward;
+  first->codes.dtype = dtype;
+  call->count = 1;
+  if (operands.in[kGate]->view.is_empty()) {
+    first->ndim = 1;  // of length 0; products of the other lengths may not even fit 64 bits
     return ROPE_STATUS_SUCCESS;
   }
   ROPE_TRY(reader.check_loops());
-  AxisMerger merger(problem, gate);
-  for (int i = 0; i < problem->num_inputs(); ++i) {
-    problem->in[i] = in[i]->view.data;
-    merger.add_strides(in[i]->view.stride, problem->in_stride[i]);
-  }
-  const int64_t *output_stride = nullptr;
-  if (codes.has_pairs()) double_outer_strides(&out[kOut]->view);
-  for (int i = 0; i < problem->num_outputs(); ++i) {
-    if (out[i] == nullptr) continue;
-    problem->out[i] = out[i]->view.data;
-    merger.add_strides(out[i]->view.stride, problem->out_stride[i]);
-    if (output_stride == nullptr) output_stride = out[i]->view.stride;
-  }
-  if (row_scale != nullptr) {
-    problem->row_scale = row_scale->view.data;
-    problem->row_scale_dtype = row_scale->view.dtype;
-    if (is_indexed) {
-      problem->factor_stride = row_scale->view.stride[0];
-    } else {
-      merger.add_strides(row_scale->view.stride, problem->row_scale_stride);
-    }
-  }
-  problem->rows = further.rows;
-  if (num_rows != nullptr) {
-    problem->num_rows = num_rows->view.data;
-    problem->num_rows_dtype = num_rows->view.dtype;
-  }
-  if (num_rows != nullptr || problem->rows.is_present()) {
-    merger.add_strides(kRowIndexStride, problem->row_index_stride);
-  }
-  int64_t bias_strides[2][kMaxAxes] = {};
-  for (int i = kGate; i <= kUp; ++i) {
-    if (further.bias[i] == nullptr) continue;
-    set_bias(further.bias[i]->view, i, gate.ndim, bias_strides[i], problem);
-    merger.add_strides(bias_strides[i], problem->bias_stride[i]);
-  }
-  if (further.expert_rows != nullptr) {
-    const View &rows = further.expert_rows->view;
-    problem->expert_rows = rows.data;
-    problem->expert_rows_dtype = rows.dtype;
-    problem->expert_rows_stride = rows.stride[0];
-    problem->experts = gate.shape[0];
-    problem->rows_per_expert = gate.shape[1];
-    merger.add_strides(kRowIndexStride, problem->expert_index_stride);
-    merger.add_strides(kSecondIndexStride, problem->expert_row_index_stride);
-  }
-  if (codes.scales.is_present()) merger.add_strides(codes.scales_stride, problem->codes.scales_stride);
-  if (codes.has_tiles) merger.add_strides(codes.scale_row_stride, problem->codes.scale_row_stride);
-  if (grad_row_scale == nullptr) {
-    const bool keeps_order =
-        further.expert_rows != nullptr || problem->rows.is_present() || codes.scales.is_present() || codes.has_pairs();
-    if (!keeps_order) merger.sort_by_stride(output_stride);
-  } else {
-    problem->grad_row_scale = grad_row_scale->view.data;
-    merger.add_strides(grad_row_scale->view.stride, problem->grad_row_scale_stride);
-  }
-  merger.merge(gate.shape);
-  // An output has a stride other than 0 along each of its own axes.
-  while (problem->num_row_axes < problem->ndim && problem->grad_row_scale_stride[problem->num_row_axes] != 0) {
-    ++problem->num_row_axes;
-  }
+  const CodedOutputs &coded = operands.coded;
+  const int words = operands.has_words() ? 1 : 0;
+  call->count = words + coded.count;
+  for (int i = 1; i < call->count; ++i) call->problems[i] = *first;
+  if (words > 0) set_problem(operands, nullptr, first);
+  for (int i = 0; i < coded.count; ++i) set_problem(operands, &coded.list[i], &call->problems[words + i]);
   return ROPE_STATUS_SUCCESS;
 }
 

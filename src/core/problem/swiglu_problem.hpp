@@ -32,15 +32,17 @@ enum class GateUpLayout : uint8_t {
   kAlternatingUpFirst,  // up, gate, up, gate, ...
 };
 
-// How forward's values become codes of 8 or 4 bits. With scales that are written axes keep gate's order, and those of a
-// scale's row come last: the groups of a row are runs of its elements, numbered with the last axis fastest. With codes
-// of 4 bits axes keep gate's order too, and out's strides are in halves of an element, so that the offset of a value of
-// an even number is twice that of its pair.
+// How the values of an output become codes of 8 or 4 bits. With scales that are written axes keep gate's order, and
+// those of a scale's row come last: the groups of a row are runs of its elements, numbered with the last axis fastest.
+// Where groups have rows, a group has group_elements neighbouring rows of gate, at one index of each other axis. With
+// codes of 4 bits axes keep gate's order too, and out's strides are in halves of an element, so that the offset of a
+// value of an even number is twice that of its pair.
 struct SwigluCodes {
   rope_dtype_t dtype;                  // of out; that of the data: there are no codes
   bool rounds_first;                   // values become the data's type before anything else is done with them
   bool scale_multiplies;               // values are multiplied by a given scale; else divided
   bool has_tiles;                      // `scales` are bytes in tiles of 128 rows and 4 groups
+  bool has_row_groups;                 // `scales` are those of neighbouring rows; else of neighbouring channels
   const char *scale;                   // given, F32, in the place of `scales`, or the global one of kE4M3; NULL: 1
   int64_t expert_stride;               // of `scale`, in elements; 0: there is one
   WrittenScales scales;                // without its rows
@@ -48,7 +50,7 @@ struct SwigluCodes {
   int64_t scales_stride[kMaxAxes];     // in elements; 0 along the axes of a row and, with tiles, along that of rows
   int64_t scale_row_stride[kMaxAxes];  // with tiles: a row's number in its matrix is the sum of these
   int64_t rows;                        // of such a matrix
-  char *amax;                          // a F32 that the largest magnitude raises; NULL: not wanted
+  char *amax;                          // a F32 that the largest magnitude raises; NULL: none
 
   ROPE_HOST_DEVICE bool has_pairs() const { return is_code_pair(dtype); }
 
@@ -101,7 +103,7 @@ struct SwigluProblem {
   int ndim;              // at least 1
   int64_t shape[kMaxAxes];
   const char *in[kMaxSwigluInputs];
-  char *out[kMaxSwigluOutputs];                   // backward: NULL is an output that is not wanted
+  char *out[kMaxSwigluOutputs];                   // NULL: not wanted; with codes there is one
   int64_t in_stride[kMaxSwigluInputs][kMaxAxes];  // in elements
   int64_t out_stride[kMaxSwigluOutputs][kMaxAxes];
 
@@ -136,17 +138,29 @@ struct SwigluProblem {
 
   int num_inputs() const { return is_backward ? 3 : 2; }
   int num_outputs() const { return is_backward ? 3 : 1; }
+  int coded_output() const { return out[kOut] != nullptr ? kOut : kGradUp; }
   int64_t num_elements() const;
   int64_t num_row_elements() const;         // of gate's first index, with `rows`
   int64_t num_summed_elements() const;      // of each row of grad_row_scale
   int64_t num_expert_row_elements() const;  // of one index of gate's first two axes
   bool has_codes() const { return codes.dtype != dtype; }
+  int row_axis() const;  // that of gate's rows, along which a group of rows runs; -1: there is one row
   bool has_options() const { return form.has_options || bias[kGate] != nullptr || bias[kUp] != nullptr; }
   bool is_empty() const { return num_elements() == 0; }
 };
 
+// The outputs of a call: the words, if there are any, and then each tensor of codes by itself. No output of one problem
+// shares memory with a tensor of another one, unless there is one problem.
+constexpr int kMaxSwigluProblems = 5;
+struct SwigluCall {
+  int count;
+  SwigluProblem problems[kMaxSwigluProblems];
+
+  bool is_empty() const { return problems[0].is_empty(); }
+};
+
 rope_status_t check_swiglu_config(const char *function, const swiglu_config_t &config, GatingForm *form);
-rope_status_t make_swiglu_problem(const char *function, rope_dtype_t dtype, const GatingForm &form,
-                                  const swiglu_args_t &args, bool is_backward, SwigluProblem *problem);
+rope_status_t make_swiglu_call(const char *function, rope_dtype_t dtype, const GatingForm &form,
+                               const swiglu_args_t &args, bool is_backward, SwigluCall *call);
 
 }  // namespace rope

@@ -17,12 +17,12 @@ rope_status_t check_scale_rule(const char *function, const ScaleRule &rule) {
   constexpr uint32_t kFlags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES | ROPE_QUANT_FLAG_POWER_OF_TWO;
   if ((rule.flags & ~kFlags) != 0) {
     return fail(kUnsupported,
-                "%s: quant.flags is 0x%x: this version knows ROPE_QUANT_FLAG_SCALE_MULTIPLIES (0x1) and "
+                "%s: %s.flags is 0x%x: this version knows ROPE_QUANT_FLAG_SCALE_MULTIPLIES (0x1) and "
                 "ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) only",
-                function, rule.flags);
+                function, rule.group, rule.flags);
   }
   if (rule.floor != 0 && !(rule.floor >= kMinFloat && rule.floor <= kMaxFloat)) {
-    return fail(kInvalid, "%s: quant.scale_floor is %g: it must be 0 or a number of F32 above it", function,
+    return fail(kInvalid, "%s: %s.scale_floor is %g: it must be 0 or a number of F32 above it", function, rule.group,
                 rule.floor);
   }
   return ROPE_STATUS_SUCCESS;
@@ -30,11 +30,11 @@ rope_status_t check_scale_rule(const char *function, const ScaleRule &rule) {
 
 rope_status_t check_rule_has_scales(const char *function, const ScaleRule &rule) {
   if ((rule.flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0) {
-    return fail(kInvalid, "%s: quant.flags is 0x%x: ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) needs scales that are written",
-                function, rule.flags);
+    return fail(kInvalid, "%s: %s.flags is 0x%x: ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) needs scales that are written",
+                function, rule.group, rule.flags);
   }
   if (rule.floor == 0) return ROPE_STATUS_SUCCESS;
-  return fail(kInvalid, "%s: quant.scale_floor is %g: it needs scales that are written", function, rule.floor);
+  return fail(kInvalid, "%s: %s.scale_floor is %g: it needs scales that are written", function, rule.group, rule.floor);
 }
 
 rope_status_t set_scale_form(const char *function, const char *field, rope_dtype_t dtype, const ScaleRule &rule,
@@ -50,9 +50,9 @@ rope_status_t set_scale_form(const char *function, const char *field, rope_dtype
   const bool is_power_of_two = (rule.flags & ROPE_QUANT_FLAG_POWER_OF_TWO) != 0;
   if (is_e4m3 && is_power_of_two) {
     return fail(kInvalid,
-                "%s: quant.flags is 0x%x: ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) and scales of F8_E4M3 exclude "
+                "%s: %s.flags is 0x%x: ROPE_QUANT_FLAG_POWER_OF_TWO (0x2) and scales of F8_E4M3 exclude "
                 "each other",
-                function, rule.flags);
+                function, rule.group, rule.flags);
   }
   const float floor = static_cast<float>(rule.floor);
   scales->form = is_e8m0           ? ScaleForm::kE8M0

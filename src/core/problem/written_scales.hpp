@@ -36,10 +36,11 @@ struct WrittenScales {
   }
 };
 
-// The members of either group that say how scales are made.
+// The members of a group that determine how scales are made.
 struct ScaleRule {
   uint32_t flags;  // ROPE_QUANT_FLAG_ values
   double floor;
+  const char *group = "quant";
 };
 
 rope_status_t check_scale_rule(const char *function, const ScaleRule &rule);

@@ -1,4 +1,5 @@
-// Package abi says how cgo sees <rope/rope.h>: cgo leaves out fields that it cannot express, and tests may not use it.
+// Package abi shows <rope/rope.h> as cgo sees it: cgo leaves out fields that it cannot express, and tests may not use
+// cgo.
 package abi
 
 /*

@@ -1,6 +1,6 @@
 package abi
 
-// shim.h is a link, since go only looks at a package's own folder for what has changed.
+// shim.h is a link, because go only notices changes in a package's own folder.
 
 /*
 #include "shim.h"
@@ -43,8 +43,9 @@ static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
 */
 import "C"
 
-// OnDevice is where the tensors of a call on a device lie, in the order of rope_args_t or swiglu_args_t and their
-// groups, behind them what the norm has for backward, for addresses in that order.
+// OnDevice returns the addresses that the shim writes to the tensors of a call, in the order of rope_args_t or
+// swiglu_args_t and their groups, followed by the norm's tensors for backward. The addresses that it passes have this
+// order, too.
 func OnDevice(addresses []uint64, swiglu bool) []uint64 {
 	found := make([]uint64, len(addresses))
 	given, taken := (*C.uint64_t)(&addresses[0]), (*C.uint64_t)(&found[0])

@@ -1,5 +1,5 @@
-// Package driver is the little of the CUDA driver that tests need for tensors on a device: memory and streams, through
-// libcuda.so.1. Tests may not use cgo, so it stands here. Everything panics where it fails.
+// Package driver has the functions of the CUDA driver that tests need for tensors on a device: memory and streams,
+// through libcuda.so.1. It is a package because tests may not use cgo. Every function panics if it fails.
 package driver
 
 /*
@@ -59,7 +59,7 @@ func must(result C.result_t) {
 	}
 }
 
-// Context is the one of device 0 that the CUDA runtime uses too.
+// Context is the context of device 0 that the CUDA runtime uses, too.
 type Context struct{ context C.uint64_t }
 
 // FirstDevice makes the context of device 0 current on this thread.
@@ -72,13 +72,13 @@ func FirstDevice() Context {
 	return Context{context}.MakeCurrent()
 }
 
-// MakeCurrent is for other threads, which runtime.LockOSThread keeps.
+// MakeCurrent makes the context current on another thread, which runtime.LockOSThread keeps.
 func (c Context) MakeCurrent() Context {
 	must(C.driver_current(c.context))
 	return c
 }
 
-// Alloc returns the address of a device's memory that has these bytes.
+// Alloc returns the address of device memory with these bytes.
 func Alloc(host unsafe.Pointer, size uintptr) uintptr {
 	var address C.uint64_t
 	must(C.driver_alloc(&address, C.size_t(size)))
@@ -87,7 +87,7 @@ func Alloc(host unsafe.Pointer, size uintptr) uintptr {
 	return uintptr(address)
 }
 
-// Free frees what Alloc returned.
+// Free frees memory of Alloc.
 func Free(address uintptr) { must(C.driver_free(C.uint64_t(address))) }
 
 // Read copies bytes from the device.
@@ -95,7 +95,7 @@ func Read(host unsafe.Pointer, address uintptr, size uintptr) {
 	must(C.driver_to_host(host, C.uint64_t(address), C.size_t(size)))
 }
 
-// NewStream is a stream that does not wait for the legacy default one.
+// NewStream returns a stream that does not wait for the legacy default one.
 func NewStream() uintptr {
 	var stream C.uint64_t
 	must(C.driver_stream(&stream))

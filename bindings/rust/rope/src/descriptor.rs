@@ -2,11 +2,11 @@ use crate::error::{check, Result};
 use crate::{sys, Error};
 use std::ffi::CStr;
 
-/// Where the tensors of a descriptor lie.
+/// The device of a descriptor's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Device {
     Cpu,
-    /// The ordinal, as in `cudaSetDevice`.
+    /// The ordinal, as for `cudaSetDevice`.
     Cuda(i32),
 }
 
@@ -18,7 +18,7 @@ impl Device {
         }
     }
 
-    /// Safe calls read and write slices, so they need a descriptor for the CPU.
+    /// Safe calls read and write slices, so they require a descriptor for the CPU.
     pub(crate) fn require_cpu(self, call: &str) -> Result<()> {
         match self {
             Device::Cpu => Ok(()),
@@ -36,11 +36,11 @@ pub enum Layout {
     Bshd = sys::ROPE_LAYOUT_BSHD,
     Sbhd = sys::ROPE_LAYOUT_SBHD,
     Bhsd = sys::ROPE_LAYOUT_BHSD,
-    /// Rank 3: all tokens of all sequences, back to back.
+    /// Rank 3: one axis has all tokens of all sequences, back to back.
     Thd = sys::ROPE_LAYOUT_THD,
 }
 
-/// Which channels of the rotated window form a pair.
+/// The channels of the rotated window that form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Style {
@@ -50,7 +50,7 @@ pub enum Style {
     Interleaved = sys::ROPE_STYLE_INTERLEAVED,
 }
 
-/// How rows of cos, sin and angles are found.
+/// How a token finds its row of cos, sin and angles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum TableRows {
@@ -58,7 +58,7 @@ pub enum TableRows {
     ByToken = sys::ROPE_TABLE_BY_TOKEN,
 }
 
-/// What a norm makes of a head.
+/// The formula of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum NormType {
@@ -76,13 +76,13 @@ pub enum NormOrder {
     After = sys::ROPE_NORM_ORDER_AFTER,
 }
 
-/// Which channels one norm is over.
+/// The channels of one norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum NormExtent {
-    /// Those of each head.
+    /// The channels of each head.
     Head = sys::ROPE_NORM_EXTENT_HEAD,
-    /// Those of all heads of the tensor in the call (OLMo-2).
+    /// The channels of all heads of the tensor in the call (OLMo-2).
     Token = sys::ROPE_NORM_EXTENT_TOKEN,
 }
 
@@ -101,7 +101,7 @@ pub const QUANT_ROUND_FIRST: i32 = sys::ROPE_QUANT_ROUND_FIRST;
 /// A value of [`rotation_rounding`](crate::DescBuilder::rotation_rounding).
 pub const ROTATION_ROUND_EACH: i32 = sys::ROPE_ROTATION_ROUND_EACH;
 
-/// What gates.
+/// The function of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Activation {
@@ -115,7 +115,7 @@ pub enum Activation {
     Reglu = sys::SWIGLU_ACTIVATION_REGLU,
 }
 
-/// What [`limit`](crate::SwigluBuilder::limit) bounds from above, beside up.
+/// The value that [`limit`](crate::SwigluBuilder::limit) bounds from above, in addition to up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum LimitRule {
@@ -125,7 +125,7 @@ pub enum LimitRule {
     Activation = sys::SWIGLU_LIMIT_ACTIVATION,
 }
 
-/// Where SwiGLU's written scales lie.
+/// The places of SwiGLU's written scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum ScaleLayout {
@@ -141,31 +141,31 @@ pub const PRODUCT_ROUND_ACTIVATION: i32 = sys::SWIGLU_PRODUCT_ROUND_ACTIVATION;
 /// A flag of calls: `ROPE_FLAG_PROGRAMMATIC_LAUNCH`.
 pub const PROGRAMMATIC_LAUNCH: u32 = sys::ROPE_FLAG_PROGRAMMATIC_LAUNCH;
 
-/// A flag of calls on a [`Desc`](crate::Desc): nothing is turned.
+/// A flag of calls on a [`Desc`](crate::Desc): nothing is rotated.
 pub const UNROTATED: u32 = sys::ROPE_FLAG_UNROTATED;
 
-/// A flag of calls on a [`Desc`](crate::Desc): v is not turned, q and k are.
+/// A flag of calls on a [`Desc`](crate::Desc): v is not rotated, q and k are.
 pub const V_UNROTATED: u32 = sys::ROPE_FLAG_V_UNROTATED;
 
-/// A flag of [`Desc::backward`](crate::Desc::backward): gradients are added to what their outputs hold.
+/// A flag of [`Desc::backward`](crate::Desc::backward): gradients are added to the contents of their outputs.
 pub const ACCUMULATE: u32 = sys::ROPE_FLAG_ACCUMULATE;
 
 /// The version of the loaded library: major * 10000 + minor * 100 + patch.
 pub fn version() -> u32 {
-    // SAFETY: takes and returns a number.
+    // SAFETY: the function takes and returns a number.
     unsafe { sys::rope_version() }
 }
 
 /// One line for bug reports: version, backends, CUDA version and architectures, CPU instruction sets.
 pub fn build_info() -> &'static str {
-    // SAFETY: a static text, never NULL, that ends with 0.
+    // SAFETY: the function returns a static text, never NULL, that ends with 0.
     unsafe { CStr::from_ptr(sys::rope_build_info()) }.to_str().unwrap_or("")
 }
 
-/// How many CUDA devices this process can use. Where there are none, why is the second value.
+/// The number of CUDA devices that this process can use. If there are none, the second value is the reason.
 pub fn device_count() -> Result<(i32, Option<String>)> {
     let mut count = 0;
-    // SAFETY: writes one number.
+    // SAFETY: the function writes one number.
     check(unsafe { sys::rope_device_count(sys::ROPE_DEVICE_CUDA, &mut count) })?;
     let reason = (count == 0).then(crate::error::last_message);
     Ok((count, reason))

@@ -3,19 +3,19 @@ use std::ffi::CStr;
 use std::fmt;
 use std::os::raw::c_char;
 
-/// Why a call was refused; `rope_status_t`.
+/// The kind of an error; `rope_status_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
     /// The request is wrong on any machine.
     InvalidArgument,
-    /// Well formed, but not served by this version, build or device.
+    /// The request is well formed, but this version, build or device does not serve it.
     NotSupported,
-    /// Host memory.
+    /// The host is out of memory.
     OutOfMemory,
-    /// No such device here: no driver, none visible, or none that this code runs on.
+    /// There is no such device: no driver, none visible, or none that this code runs on.
     NoDevice,
-    /// The CUDA runtime refused; the message carries its words.
+    /// The CUDA runtime refused; the message contains its text.
     CudaError,
     /// A bug in librope: please report the message.
     InternalError,
@@ -23,7 +23,7 @@ pub enum Status {
     Unknown(i32),
 }
 
-/// What a refused call has to say: the status, and a text with function, field, value and rule.
+/// The error of a refused call: the status, and a text with function, field, value and rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     status: Status,
@@ -54,13 +54,13 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The last error of this thread. A call and this are never on two threads, because neither yields.
+/// The last error of this thread. The failing call and this function run on one thread, because neither yields.
 pub(crate) fn last_message() -> String {
-    // SAFETY: never NULL, ends with 0, and stays until this thread's next failure.
+    // SAFETY: the text is never NULL, ends with 0, and stays until this thread's next failure.
     unsafe { CStr::from_ptr(sys::rope_last_error()) }.to_string_lossy().into_owned()
 }
 
-/// What a call says of another, which writes it to the buffer that it is given, with a 0 behind it.
+/// Returns the text that a function writes to a buffer, with a 0 at its end.
 pub(crate) fn explanation(call: impl FnOnce(*mut c_char, usize) -> sys::rope_status_t) -> Result<String> {
     let mut text = [0u8; 512];
     check(call(text.as_mut_ptr().cast(), text.len()))?;

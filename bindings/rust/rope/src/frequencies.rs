@@ -3,7 +3,7 @@ use crate::{sys, Error, Result};
 use std::mem::size_of;
 use std::ptr::null;
 
-/// A published way to serve longer contexts; the formulas are beside `rope_scaling_type_t` in `<rope/rope.h>`.
+/// A published method for longer contexts; `rope_scaling_type_t` in `<rope/rope.h>` has the formulas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum ScalingType {
@@ -22,8 +22,8 @@ pub enum ScalingType {
     Factors = sys::ROPE_SCALING_FACTORS,
 }
 
-/// A recipe and its parameters; `rope_scaling_t`. One that the recipe does not use stays 0 or empty, and is refused
-/// otherwise: `Scaling { factor: 4.0, original_max_position: 32768, ..Scaling::new(ScalingType::Yarn) }`.
+/// A recipe and its parameters; `rope_scaling_t`. A parameter that the recipe does not use must be 0 or empty: `Scaling
+/// { factor: 4.0, original_max_position: 32768, ..Scaling::new(ScalingType::Yarn) }`.
 #[derive(Clone, Debug)]
 pub struct Scaling<'a> {
     pub recipe: ScalingType,
@@ -72,21 +72,21 @@ impl Scaling<'_> {
     }
 }
 
-/// What [`DescBuilder`](crate::DescBuilder)'s setters of the same names take.
+/// Values for [`DescBuilder`](crate::DescBuilder)'s setters with these names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaledFrequencies {
     pub inv_freq: Vec<f64>,
     pub attention_scale: f64,
 }
 
-/// What [`DescBuilder`](crate::DescBuilder)'s setters of the same names take.
+/// Values for [`DescBuilder`](crate::DescBuilder)'s setters with these names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SectionAxes {
     pub pair_axis: Vec<i32>,
     pub inv_freq: Vec<f64>,
 }
 
-/// Room for the pairs of a rotary_dim; one that is out of range is refused before it is used.
+/// The number of pairs in a buffer. The library refuses a rotary_dim out of range before it writes.
 fn pairs_of(rotary_dim: i32) -> usize {
     (rotary_dim / 2).max(0) as usize
 }
@@ -134,7 +134,7 @@ pub fn scaled_frequencies(rotary_dim: i32, theta: f64, scaling: &Scaling<'_>) ->
         pair_factors: pointer(scaling.pair_factors),
     };
     let mut found = ScaledFrequencies { inv_freq: vec![0.0; pairs_of(rotary_dim)], attention_scale: 0.0 };
-    // SAFETY: arrays have the lengths that the struct and rotary_dim say.
+    // SAFETY: the arrays have the lengths that the struct and rotary_dim state.
     check(unsafe {
         let ScaledFrequencies { inv_freq, attention_scale } = &mut found;
         sys::rope_scaled_frequencies(rotary_dim, theta, &raw, inv_freq.as_mut_ptr(), attention_scale)
@@ -142,7 +142,7 @@ pub fn scaled_frequencies(rotary_dim: i32, theta: f64, scaling: &Scaling<'_>) ->
     Ok(found)
 }
 
-/// What the section lists of multi-axis models mean; `rope_sections_type_t`.
+/// The meaning of the section lists of multi-axis models; `rope_sections_type_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum SectionsType {
@@ -154,13 +154,13 @@ pub enum SectionsType {
     Vision = sys::ROPE_SECTIONS_VISION,
 }
 
-/// `rope_section_axes`: which position axis turns which pair, and with what frequencies.
+/// `rope_section_axes`: the position axis that turns each pair, and the pairs' frequencies.
 pub fn section_axes(rotary_dim: i32, theta: f64, sections_type: SectionsType, sections: &[i32]) -> Result<SectionAxes> {
     let mut raw = sys::rope_sections_t {
         struct_size: size_of::<sys::rope_sections_t>() as u32,
         flags: 0,
         r#type: sections_type as i32,
-        num_sections: sections.len().try_into().unwrap_or(i32::MAX), // too many are refused there
+        num_sections: sections.len().try_into().unwrap_or(i32::MAX), // the library refuses too many
         section: [0; sys::ROPE_MAX_POSITION_AXES],
     };
     for (entry, &section) in raw.section.iter_mut().zip(sections) {
@@ -168,7 +168,7 @@ pub fn section_axes(rotary_dim: i32, theta: f64, sections_type: SectionsType, se
     }
     let pairs = pairs_of(rotary_dim);
     let mut found = SectionAxes { pair_axis: vec![0; pairs], inv_freq: vec![0.0; pairs] };
-    // SAFETY: the arrays have the lengths that rotary_dim says.
+    // SAFETY: the arrays have the lengths that rotary_dim implies.
     check(unsafe {
         let SectionAxes { pair_axis, inv_freq } = &mut found;
         sys::rope_section_axes(rotary_dim, theta, &raw, pair_axis.as_mut_ptr(), inv_freq.as_mut_ptr())

@@ -3,14 +3,14 @@ use crate::{sys, ScaleLayout, View, ViewMut};
 use std::marker::PhantomData;
 use std::mem::size_of;
 
-/// Operands of a descriptor's norm; `rope_norm_args_t`. A model without weights gives `Norm::new()`.
+/// Operands of a descriptor's norm; `rope_norm_args_t`. For a model without weights, pass `Norm::new()`.
 #[derive(Debug)]
 pub struct Norm<'a> {
     pub(crate) raw: sys::rope_norm_args_t,
     memory: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: views, which may be sent.
+// SAFETY: these are views, which may be sent.
 unsafe impl Send for Norm<'_> {}
 
 impl Default for Norm<'_> {
@@ -61,19 +61,19 @@ impl<'a> Norm<'a> {
         self
     }
 
-    /// Backward: what forward read as q, where q is normed.
+    /// Backward: forward's input q, if q is normed.
     pub fn q_in(mut self, q: View<'a>) -> Self {
         self.raw.q_in = q.raw;
         self
     }
 
-    /// So for k.
+    /// Backward: forward's input k, if k is normed.
     pub fn k_in(mut self, k: View<'a>) -> Self {
         self.raw.k_in = k.raw;
         self
     }
 
-    /// So for v.
+    /// Backward: forward's input v, if v is normed.
     pub fn v_in(mut self, v: View<'a>) -> Self {
         self.raw.v_in = v.raw;
         self
@@ -90,7 +90,7 @@ impl<'a> Norm<'a> {
         self
     }
 
-    /// So for the biases of [`NormType::Layer`](crate::NormType::Layer).
+    /// Backward: rows for the biases of [`NormType::Layer`](crate::NormType::Layer), like those of the weights.
     pub fn grad_q_bias(mut self, rows: ViewMut<'a>) -> Self {
         self.raw.grad_q_bias = rows.raw;
         self
@@ -109,7 +109,7 @@ pub struct Input<'a> {
     memory: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: views, which may be sent.
+// SAFETY: these are views, which may be sent.
 unsafe impl Send for Input<'_> {}
 
 impl Default for Input<'_> {
@@ -132,21 +132,22 @@ impl<'a> Input<'a> {
         Input { raw, memory: PhantomData }
     }
 
-    /// The channels of q outside the window, those before it, then those behind it: the axes of q with D - R. q is then
-    /// the window alone, R, and its output has D. Heads may share them, with a stride of 0.
+    /// The channels of q outside the window, those before it, then those behind it: the axes of q with D - R channels.
+    /// q then holds the window alone, R channels, and its output has D. Heads may share the channels, with a stride of
+    /// 0.
     pub fn q_pass(mut self, pass: View<'a>) -> Self {
         self.raw.q_pass = pass.raw;
         self
     }
 
-    /// So for k, which may be cached only.
+    /// The channels of k outside the window, like [`Input::q_pass`]. k may be cached only.
     pub fn k_pass(mut self, pass: View<'a>) -> Self {
         self.raw.k_pass = pass.raw;
         self
     }
 
-    /// A factor of each token, `[S]`, `[B, S]` or `[T]`, or of each token and head, with an axis H behind these. All
-    /// channels are multiplied. Not given: 1.
+    /// A factor for each token, `[S]`, `[B, S]` or `[T]`, or for each token and head, with an axis H behind these. It
+    /// multiplies all channels. Not given: 1.
     pub fn q_row_factor(mut self, factor: View<'a>) -> Self {
         self.raw.q_row_factor = factor.raw;
         self
@@ -163,14 +164,14 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Scales of outputs and caches of 8 bits, whose codes are x / scale; `rope_quant_args_t`.
+/// Scales of outputs and caches of 8 bits; `rope_quant_args_t`. A code is x / scale.
 #[derive(Debug)]
 pub struct Quant<'a> {
     pub(crate) raw: sys::rope_quant_args_t,
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: views, which may be sent.
+// SAFETY: these are views, which may be sent.
 unsafe impl Send for Quant<'_> {}
 
 impl Default for Quant<'_> {
@@ -213,14 +214,14 @@ impl<'a> Quant<'a> {
         self
     }
 
-    /// Of [`Cache::k_pass_cache`].
+    /// The scale of [`Cache::k_pass_cache`].
     pub fn k_pass_scale(mut self, scale: View<'a>) -> Self {
         self.raw.k_pass_scale = scale.raw;
         self
     }
 
-    /// Written instead, in `f32` or [`F8E8m0`](crate::F8E8m0): the axes of an output of 8 bits with G in the place of
-    /// channels, or `[T, H, G/4, 4]`. Each of G groups of neighbouring channels has the scale (largest magnitude) /
+    /// Written instead, in `f32` or [`F8E8m0`](crate::F8E8m0): the axes of an output of 8 bits with G instead of its
+    /// channels, or `[T, H, G/4, 4]`. The scale of each of G groups of neighbouring channels is (largest magnitude) /
     /// (largest number of the type).
     pub fn q_scales_out(mut self, scales: ViewMut<'a>) -> Self {
         self.raw.q_scales_out = scales.raw;
@@ -237,7 +238,7 @@ impl<'a> Quant<'a> {
         self
     }
 
-    /// Of written scales: the least that a largest magnitude is taken for. Not given: 1e-10 for `f32`, else none.
+    /// For written scales: lower bound of a group's largest magnitude. Not given: 1e-10 for `f32`, else none.
     pub fn scale_floor(mut self, floor: f64) -> Self {
         self.raw.scale_floor = floor;
         self
@@ -249,27 +250,27 @@ impl<'a> Quant<'a> {
         self
     }
 
-    /// Three `f32`, of q, k and v, which calls raise to the largest magnitude of what they scale.
+    /// Three `f32`, for q, k and v, which calls raise to the largest magnitude that they scale.
     pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
         self.raw.amax_out = amax.raw;
         self
     }
 
-    /// Codes are x * scale (flashinfer, TensorRT-LLM, TransformerEngine); not of written scales.
+    /// Codes are x * scale (flashinfer, TensorRT-LLM, TransformerEngine); not for written scales.
     pub fn scale_multiplies(mut self) -> Self {
         self.raw.flags |= sys::ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
         self
     }
 }
 
-/// Scales of SwiGLU's output of 8 bits, whose codes are x / scale; `swiglu_quant_args_t`.
+/// Scales of SwiGLU's output of 8 bits; `swiglu_quant_args_t`. A code is x / scale.
 #[derive(Debug)]
 pub struct SwigluQuant<'a> {
     pub(crate) raw: sys::swiglu_quant_args_t,
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: views, which may be sent.
+// SAFETY: these are views, which may be sent.
 unsafe impl Send for SwigluQuant<'_> {}
 
 impl Default for SwigluQuant<'_> {
@@ -299,21 +300,21 @@ impl<'a> SwigluQuant<'a> {
         self
     }
 
-    /// Written instead, in `f32` or [`F8E8m0`](crate::F8E8m0): the first axes of the output, at least one, with experts
-    /// two, and not all, then G, which may be split, `[.., G/4, 4]`. Each of G groups of neighbouring elements of the
-    /// other axes has the scale (largest magnitude) / (largest number of the type).
+    /// Written instead, in `f32` or [`F8E8m0`](crate::F8E8m0): the first axes of the output (at least one, with experts
+    /// two, and not all), then G, which may be split, `[.., G/4, 4]`. The scale of each of G groups of neighbouring
+    /// elements of the other axes is (largest magnitude) / (largest number of the type).
     pub fn scales_out(mut self, scales: ViewMut<'a>) -> Self {
         self.raw.scales_out = scales.raw;
         self
     }
 
-    /// Where written scales lie. Not given: by their strides.
+    /// The places of written scales. Not given: by their strides.
     pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
         self.raw.scale_layout = layout as i32;
         self
     }
 
-    /// The least that a largest magnitude is taken for, with written scales. Not given: 1e-10 for `f32`, else none.
+    /// For written scales: lower bound of a group's largest magnitude. Not given: 1e-10 for `f32`, else none.
     pub fn scale_floor(mut self, floor: f64) -> Self {
         self.raw.scale_floor = floor;
         self
@@ -325,28 +326,28 @@ impl<'a> SwigluQuant<'a> {
         self
     }
 
-    /// One `f32`, which calls raise to the largest magnitude of what becomes 8 bits.
+    /// One `f32`, which calls raise to the largest magnitude that becomes 8 bits.
     pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
         self.raw.amax_out = amax.raw;
         self
     }
 
-    /// Codes are x * scale (TransformerEngine); not of written scales.
+    /// Codes are x * scale (TransformerEngine); not for written scales.
     pub fn scale_multiplies(mut self) -> Self {
         self.raw.flags |= sys::ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
         self
     }
 }
 
-/// Paged caches that k and v are written to, `[P, E, H, D]`, and where each token goes: `slots`, or `page_table`, one of
-/// them; `rope_cache_args_t`.
+/// Paged caches that k and v are written to, `[P, E, H, D]`, and each token's place in them, `slots` or `page_table`,
+/// not both; `rope_cache_args_t`.
 #[derive(Debug)]
 pub struct Cache<'a> {
     pub(crate) raw: sys::rope_cache_args_t,
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: views, which may be sent.
+// SAFETY: these are views, which may be sent.
 unsafe impl Send for Cache<'_> {}
 
 impl<'a> Cache<'a> {
@@ -402,14 +403,14 @@ impl<'a> Cache<'a> {
         self
     }
 
-    /// Receives the channels of k outside the window, `[P, E, H, D - R]`, in a type of its own; `k_cache` has the window
-    /// alone, R.
+    /// Receives the channels of k outside the window, `[P, E, H, D - R]`, in a type of its own. `k_cache` then holds
+    /// the window alone, R channels.
     pub fn k_pass_cache(mut self, cache: ViewMut<'a>) -> Self {
         self.raw.k_pass_cache = cache.raw;
         self
     }
 
-    /// Receives scales of the codes of k, `[P, E, H, G]`, as [`Quant::q_scales_out`] does beside an output.
+    /// Receives scales of the codes of k, `[P, E, H, G]`, like [`Quant::q_scales_out`] for an output.
     pub fn k_scales(mut self, scales: ViewMut<'a>) -> Self {
         self.raw.k_scales = scales.raw;
         self
@@ -420,7 +421,7 @@ impl<'a> Cache<'a> {
         self
     }
 
-    /// Those beside [`Cache::k_pass_cache`].
+    /// Receives scales of [`Cache::k_pass_cache`].
     pub fn k_pass_scales(mut self, scales: ViewMut<'a>) -> Self {
         self.raw.k_pass_scales = scales.raw;
         self

@@ -2,20 +2,20 @@
 //!
 //! A [`Desc`] or [`Swiglu`] holds what selects code and never changes; any number of threads may use one at once. A
 //! call takes views of your tensors, [`View`] and [`ViewMut`]; nothing is copied, and packed tensors are several views.
-//! `<rope/rope.h>` is the manual of every field; here is only what Rust adds:
+//! `<rope/rope.h>` is the manual of every field. This page has only what Rust adds:
 //!
 //! - Views of slices are checked against the slice, and borrow it. Calls on them are safe and need a descriptor for the
 //!   CPU.
-//! - Device memory comes as raw pointers ([`View::from_raw`], [`ViewMut::from_raw`]), and `enqueue_…` calls take a
-//!   stream. Both are `unsafe` and say what they ask for.
-//! - Where the C library takes 0 for "not given", so do the setters here; there are no other defaults.
+//! - Device memory is passed as raw pointers ([`View::from_raw`], [`ViewMut::from_raw`]), and `enqueue_…` calls take a
+//!   stream. Both are `unsafe` and document their requirements.
+//! - The setters take 0 for "not given" wherever the C library does; there are no other defaults.
 //!
 //! `examples/decode_step.rs` is a complete program.
 //!
 //! # Finding librope.so
 //!
-//! It is built against the library in the folder `ROPE_LIB_DIR`, or the one that pkg-config finds. Where the system's
-//! loader does not look, a program finds it by `LD_LIBRARY_PATH`, or by an rpath from its own build script:
+//! The crate is built against the library in the folder `ROPE_LIB_DIR`, or the one that pkg-config finds. If the
+//! system's loader does not find the library, set `LD_LIBRARY_PATH`, or an rpath in the program's own build script:
 //!
 //! ```no_run
 //! fn main() {

@@ -9,7 +9,7 @@ use std::mem::size_of;
 use std::os::raw::c_void;
 use std::ptr::{null, null_mut, NonNull};
 
-/// What [`Desc`] is made from; `rope_config_t`. A setter that is not called leaves the field 0.
+/// The configuration of a [`Desc`]; `rope_config_t`. A setter that is not called leaves the field 0.
 #[derive(Clone, Debug)]
 pub struct DescBuilder<'a> {
     config: sys::rope_config_t,
@@ -37,75 +37,76 @@ impl<'a> DescBuilder<'a> {
         self
     }
 
-    /// Multiplies cos and sin of computed angles and of `angles`. 0: 1.
+    /// Multiplies cos and sin of computed angles and of `angles`. 0 stands for 1.
     pub fn attention_scale(mut self, factor: f64) -> Self {
         self.config.attention_scale = factor;
         self
     }
 
-    /// One frequency for each pair, in radians per position, instead of theta's.
+    /// One frequency for each pair, in radians per position, instead of those of theta.
     pub fn inv_freq(mut self, frequencies: &'a [f64]) -> Self {
         self.inv_freq = Some(frequencies);
         self
     }
 
-    /// Which position axis turns each pair.
+    /// The position axis that turns each pair.
     pub fn pair_axis(mut self, axes: &'a [i32]) -> Self {
         self.pair_axis = Some(axes);
         self
     }
 
-    /// Positions that a token has. 0: 1.
+    /// The number of positions of a token. 0 stands for 1.
     pub fn num_axes(mut self, axes: i32) -> Self {
         self.config.num_axes = axes;
         self
     }
 
-    /// Pairs of [`Style::Half`] stay inside blocks of so many channels. 0: all rotated channels.
+    /// The number of channels of a block; pairs of [`Style::Half`] stay inside blocks. 0: all rotated channels.
     pub fn pair_block(mut self, channels: i32) -> Self {
         self.config.pair_block = channels;
         self
     }
 
-    /// CPU: most threads a call may use, itself included. 0: as many processors as this thread may run on.
+    /// CPU: the largest number of threads of a call, its own included. 0: as many processors as this thread may run on.
     pub fn num_threads(mut self, threads: i32) -> Self {
         self.config.num_threads = threads;
         self
     }
 
-    /// The style that outputs are written in, where it is another.
+    /// The style of the outputs, if it differs.
     pub fn out_style(mut self, style: Style) -> Self {
         self.config.out_style = style as i32;
         self
     }
 
-    /// Norms q and k; every forward call then gives a [`Norm`]. eps is above 0.
+    /// Norms q and k; every forward call must then pass a [`Norm`]. eps is above 0.
     pub fn norm(mut self, norm: NormType, eps: f64) -> Self {
         self.config.norm = norm as i32;
         self.config.norm_eps = eps;
         self
     }
 
-    /// Which tensors are normed: [`NORM_Q`](crate::NORM_Q), [`NORM_K`](crate::NORM_K) and [`NORM_V`](crate::NORM_V),
+    /// The tensors that are normed: [`NORM_Q`](crate::NORM_Q), [`NORM_K`](crate::NORM_K) and [`NORM_V`](crate::NORM_V),
     /// as bits. 0: q and k.
     pub fn norm_tensors(mut self, bits: i32) -> Self {
         self.config.norm_tensors = bits;
         self
     }
 
-    /// Whether the norm comes before the rotation, which is so where nothing is said.
+    /// Whether the norm comes before the rotation, which is the default, or after it.
     pub fn norm_order(mut self, order: NormOrder) -> Self {
         self.config.norm_order = order as i32;
         self
     }
 
-    /// Which channels one norm is over: of each head, where nothing is said.
+    /// The channels of one norm. The default is those of each head.
     pub fn norm_extent(mut self, extent: NormExtent) -> Self {
         self.config.norm_extent = extent as i32;
         self
     }
 
-    /// What is rounded to the dtype inside the norm: [`NORM_ROUND_BEFORE_WEIGHT`](crate::NORM_ROUND_BEFORE_WEIGHT) and
+    /// The values that are rounded to the dtype inside the norm:
+    /// [`NORM_ROUND_BEFORE_WEIGHT`](crate::NORM_ROUND_BEFORE_WEIGHT) and
     /// [`NORM_ROUND_AFTER_WEIGHT`](crate::NORM_ROUND_AFTER_WEIGHT), as bits.
     pub fn norm_rounding(mut self, bits: i32) -> Self {
         self.config.norm_rounding = bits;
@@ -132,7 +133,7 @@ impl<'a> DescBuilder<'a> {
         self
     }
 
-    /// `rope_desc_create`: checks everything and loads what calls will need.
+    /// `rope_desc_create`: checks the configuration and loads everything that calls need.
     pub fn build(&self) -> Result<Desc> {
         let mut config = self.config;
         let width = if config.rotary_dim == 0 { config.head_dim } else { config.rotary_dim };
@@ -150,7 +151,7 @@ impl<'a> DescBuilder<'a> {
         config.inv_freq = self.inv_freq.map_or(null(), <[_]>::as_ptr);
         config.pair_axis = self.pair_axis.map_or(null(), <[_]>::as_ptr);
         let mut desc = null_mut();
-        // SAFETY: the config is whole and its arrays have the lengths that it says.
+        // SAFETY: the config is complete and its arrays have the lengths that it states.
         check(unsafe { sys::rope_desc_create(&config, &mut desc) })?;
         let desc = NonNull::new(desc).expect("a descriptor on success");
         Ok(Desc { desc, device: self.device })
@@ -164,19 +165,20 @@ pub struct Desc {
     device: Device,
 }
 
-// SAFETY: descriptors never change after their creation, and every function may be called from any thread.
+// SAFETY: descriptors never change after their creation, and any thread may call every function.
 unsafe impl Send for Desc {}
 unsafe impl Sync for Desc {}
 
 impl Drop for Desc {
     fn drop(&mut self) {
-        // SAFETY: ours, once; a borrow of self keeps it alive during calls, and work that is enqueued outlives it.
+        // SAFETY: this owns the descriptor. A borrow of self keeps it alive during calls, and enqueued work outlives
+        // it.
         unsafe { sys::rope_desc_destroy(self.desc.as_ptr()) }
     }
 }
 
 impl Desc {
-    /// What has no default: the rest is set on the builder.
+    /// Starts with the fields that have no default. The builder sets the others.
     pub fn builder<'a>(device: Device, dtype: Dtype, layout: Layout, style: Style, head_dim: i32) -> DescBuilder<'a> {
         let (kind, index) = device.kind_and_index();
         let config = sys::rope_config_t {
@@ -216,21 +218,21 @@ impl Desc {
         self.device
     }
 
-    /// Rotates, on the CPU; the tensors are written when it returns.
+    /// Rotates, on the CPU. The tensors are written when the function returns.
     pub fn forward(&self, args: &mut Args<'_>) -> Result<()> {
         self.device.require_cpu("forward")?;
-        // SAFETY: views are inside their borrows, those written are borrowed mutably, and the CPU needs no stream.
+        // SAFETY: views are inside their borrows, written ones are borrowed mutably, and the CPU needs no stream.
         unsafe { self.enqueue_forward(args, null_mut()) }
     }
 
     /// The transpose of [`forward`](Self::forward), on the CPU: `q` holds gradients of the outputs.
     pub fn backward(&self, args: &mut Args<'_>) -> Result<()> {
         self.device.require_cpu("backward")?;
-        // SAFETY: as for forward.
+        // SAFETY: as in forward.
         unsafe { self.enqueue_backward(args, null_mut()) }
     }
 
-    /// Rotates on a stream, a `cudaStream_t`; null is the legacy default stream, and what the CPU takes.
+    /// Rotates on a stream, a `cudaStream_t`. Null is the legacy default stream, and the only stream for the CPU.
     ///
     /// # Safety
     /// `stream` is a stream of the descriptor's device. Until it has run the call, the memory of every view stays valid
@@ -242,22 +244,22 @@ impl Desc {
     /// The transpose on a stream.
     ///
     /// # Safety
-    /// As for [`enqueue_forward`](Self::enqueue_forward).
+    /// The requirements of [`enqueue_forward`](Self::enqueue_forward).
     pub unsafe fn enqueue_backward(&self, args: &mut Args<'_>, stream: *mut c_void) -> Result<()> {
         check(sys::rope_backward(self.desc.as_ptr(), &args.whole("rope_backward")?, stream))
     }
 
-    /// Writes cos and sin at positions 0 to M - 1, on the CPU.
+    /// Writes cos and sin of positions 0 to M - 1, on the CPU.
     pub fn fill_tables(&self, cos: &mut ViewMut<'_>, sin: &mut ViewMut<'_>) -> Result<()> {
         self.device.require_cpu("fill_tables")?;
-        // SAFETY: as for forward.
+        // SAFETY: as in forward.
         unsafe { self.enqueue_fill_tables(cos, sin, null_mut()) }
     }
 
     /// Writes cos and sin on a stream.
     ///
     /// # Safety
-    /// As for [`enqueue_forward`](Self::enqueue_forward).
+    /// The requirements of [`enqueue_forward`](Self::enqueue_forward).
     pub unsafe fn enqueue_fill_tables(
         &self,
         cos: &mut ViewMut<'_>,
@@ -267,15 +269,15 @@ impl Desc {
         check(sys::rope_fill_tables(self.desc.as_ptr(), &cos.raw, &sin.raw, stream))
     }
 
-    /// How a call would run: kernel, vector width, grid, bytes moved.
+    /// Describes how a call would run: kernel, vector width, grid, bytes moved.
     pub fn explain(&self, args: &Args<'_>) -> Result<String> {
         let whole = args.whole("rope_explain")?;
-        // SAFETY: no tensor is touched, and the text ends inside the buffer.
+        // SAFETY: no tensor is accessed, and the text ends inside the buffer.
         explanation(|text, size| unsafe { sys::rope_explain(self.desc.as_ptr(), &whole, text, size) })
     }
 }
 
-/// A tensor that is rotated, where it lies, into another, or into a cache alone.
+/// A tensor that is rotated in place, into another, or into a cache alone.
 #[derive(Debug)]
 pub enum Operand<'a> {
     InPlace(ViewMut<'a>),
@@ -303,8 +305,8 @@ impl<'a> From<View<'a>> for Operand<'a> {
 }
 
 impl Operand<'_> {
-    /// The input and the output. An input that is its own output is rotated in place; one without an output is cached
-    /// only.
+    /// The input and the output. An input that is its own output is rotated in place. An input without an output is
+    /// cached only.
     fn raw(self) -> (sys::rope_tensor_t, sys::rope_tensor_t) {
         match self {
             Operand::InPlace(view) => (view.raw, view.raw),
@@ -314,7 +316,7 @@ impl Operand<'_> {
     }
 }
 
-/// What changes from call to call; `rope_args_t`.
+/// The arguments of one call; `rope_args_t`.
 #[derive(Debug)]
 pub struct Args<'a> {
     raw: sys::rope_args_t,
@@ -325,19 +327,19 @@ pub struct Args<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: views, which may be sent.
+// SAFETY: these are views, which may be sent.
 unsafe impl Send for Args<'_> {}
 
 impl<'a> Args<'a> {
-    /// The tensor q: a [`ViewMut`], rotated in place, or a [`View`] and the [`ViewMut`] that takes the result. k and v,
-    /// where they are cached, may be a [`View`] alone.
+    /// The tensor q: a [`ViewMut`], rotated in place, or a [`View`] and the [`ViewMut`] that receives the result. k and
+    /// v may be a [`View`] alone if they are cached.
     pub fn new(q: impl Into<Operand<'a>>) -> Self {
         let mut args = Args::without_q();
         (args.raw.q, args.raw.q_out) = q.into().raw();
         args
     }
 
-    /// For k, v, or both alone.
+    /// Starts with k, v, or both, without q.
     pub fn without_q() -> Self {
         let raw = sys::rope_args_t {
             struct_size: size_of::<sys::rope_args_t>() as u32,
@@ -366,7 +368,7 @@ impl<'a> Args<'a> {
         Args { raw, norm: None, cache: None, quant: None, input: None, memory: PhantomData }
     }
 
-    /// What C takes: with the groups, which are borrowed.
+    /// The arguments for C, with the groups, which are borrowed.
     fn whole(&self, call: &str) -> Result<sys::rope_args_t> {
         let mut whole = self.raw;
         let (has_k_cache, has_v_cache) = self
@@ -378,7 +380,7 @@ impl<'a> Args<'a> {
             ("k", &whole.k, &whole.k_out, has_k_cache),
             ("v", &whole.v, &whole.v_out, has_v_cache),
         ] {
-            // Without an output and a cache C takes it for one in place, and would write to it.
+            // Without an output and a cache C would rotate it in place, and so write to it.
             if input.ndim != 0 && output.ndim == 0 && !is_cached {
                 return Err(Error::invalid(format!(
                     "{call}: {field} is a View without a ViewMut: it must have one where it is not cached"
@@ -404,26 +406,26 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// Operands of the descriptor's norm, and of no other's.
+    /// Operands of the norm, if and only if the descriptor has one.
     pub fn norm(mut self, norm: Norm<'a>) -> Self {
         self.norm = Some(norm);
         self
     }
 
-    /// Caches that k and v are written to. With one, or another of these groups, v needs
+    /// Caches that k and v are written to. With this or another group, v needs
     /// [`V_UNROTATED`](crate::V_UNROTATED) or [`UNROTATED`](crate::UNROTATED).
     pub fn cache(mut self, cache: Cache<'a>) -> Self {
         self.cache = Some(cache);
         self
     }
 
-    /// Scales of outputs and caches of 8 bits, which without them are not scaled.
+    /// Scales of outputs and caches of 8 bits. Without them these are not scaled.
     pub fn quant(mut self, quant: Quant<'a>) -> Self {
         self.quant = Some(quant);
         self
     }
 
-    /// Row factors, backward too.
+    /// Row factors, also in backward, and the channels outside the window.
     pub fn input(mut self, input: Input<'a>) -> Self {
         self.input = Some(input);
         self
@@ -443,7 +445,7 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// Added to them: one for each sequence, or for each token.
+    /// Added to the positions: one for each sequence, or for each token.
     pub fn start_positions(mut self, positions: View<'a>) -> Self {
         self.raw.start_positions = positions.raw;
         self
@@ -469,14 +471,14 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// Angles in radians, instead of computed ones.
+    /// Angles in radians, instead of computed angles.
     pub fn angles(mut self, angles: View<'a>, rows: TableRows) -> Self {
         self.raw.angles = angles.raw;
         self.raw.table_rows = rows as i32;
         self
     }
 
-    /// Two `i64`, to which calls add: faulty tokens, and the lowest of them + 1.
+    /// Two `i64`: calls add the number of faulty tokens to the first, and keep the lowest of them + 1 in the second.
     pub fn fault(mut self, fault: ViewMut<'a>) -> Self {
         self.raw.fault = fault.raw;
         self

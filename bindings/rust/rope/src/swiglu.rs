@@ -6,7 +6,7 @@ use std::mem::size_of;
 use std::os::raw::c_void;
 use std::ptr::{null, null_mut, NonNull};
 
-/// What [`Swiglu`] is made from; `swiglu_config_t`. A setter that is not called leaves the field 0.
+/// The configuration of a [`Swiglu`]; `swiglu_config_t`. A setter that is not called leaves the field 0.
 #[derive(Clone, Debug)]
 pub struct SwigluBuilder {
     config: sys::swiglu_config_t,
@@ -14,13 +14,13 @@ pub struct SwigluBuilder {
 }
 
 impl SwigluBuilder {
-    /// The factor inside the sigmoid. 0: 1.
+    /// The factor inside the sigmoid. 0 stands for 1.
     pub fn alpha(mut self, factor: f64) -> Self {
         self.config.alpha = factor;
         self
     }
 
-    /// gate at most `limit`, up within +-`limit`. 0: none.
+    /// gate is at most `limit`, up lies within +-`limit`. 0: no limit.
     pub fn limit(mut self, limit: f64) -> Self {
         self.config.limit = limit;
         self
@@ -32,38 +32,38 @@ impl SwigluBuilder {
         self
     }
 
-    /// The factor of the output. 0: 1.
+    /// The factor of the output. 0 stands for 1.
     pub fn out_scale(mut self, factor: f64) -> Self {
         self.config.out_scale = factor;
         self
     }
 
-    /// What gates: [`Activation::Swiglu`] where nothing is said.
+    /// The function of the gate. The default is [`Activation::Swiglu`].
     pub fn activation(mut self, activation: Activation) -> Self {
         self.config.activation = activation as i32;
         self
     }
 
-    /// The gate outside the sigmoid becomes cap * tanh(gate / cap). 0: it does not.
+    /// The gate outside the sigmoid becomes cap * tanh(gate / cap). 0: no cap.
     pub fn gate_softcap(mut self, cap: f64) -> Self {
         self.config.gate_softcap = cap;
         self
     }
 
-    /// So does up.
+    /// up becomes cap * tanh(up / cap). 0: no cap.
     pub fn up_softcap(mut self, cap: f64) -> Self {
         self.config.up_softcap = cap;
         self
     }
 
-    /// What `limit` bounds: gate, where nothing is said.
+    /// The value that `limit` bounds. The default is gate.
     pub fn limit_rule(mut self, rule: LimitRule) -> Self {
         self.config.limit_rule = rule as i32;
         self
     }
 
     /// [`PRODUCT_ROUND_ACTIVATION`](crate::PRODUCT_ROUND_ACTIVATION): the activation is rounded to a dtype of 16 bits
-    /// before it meets up. 0: it is not.
+    /// before it is multiplied by up. 0: it is not rounded.
     pub fn product_rounding(mut self, rounding: i32) -> Self {
         self.config.product_rounding = rounding;
         self
@@ -76,16 +76,16 @@ impl SwigluBuilder {
         self
     }
 
-    /// CPU: most threads a call may use, itself included. 0: as many processors as this thread may run on.
+    /// CPU: the largest number of threads of a call, its own included. 0: as many processors as this thread may run on.
     pub fn num_threads(mut self, threads: i32) -> Self {
         self.config.num_threads = threads;
         self
     }
 
-    /// `swiglu_desc_create`: checks everything and loads what calls will need.
+    /// `swiglu_desc_create`: checks the configuration and loads everything that calls need.
     pub fn build(&self) -> Result<Swiglu> {
         let mut desc = null_mut();
-        // SAFETY: the config is whole.
+        // SAFETY: the config is complete.
         check(unsafe { sys::swiglu_desc_create(&self.config, &mut desc) })?;
         let desc = NonNull::new(desc).expect("a descriptor on success");
         Ok(Swiglu { desc, device: self.device })
@@ -99,13 +99,14 @@ pub struct Swiglu {
     device: Device,
 }
 
-// SAFETY: descriptors never change after their creation, and every function may be called from any thread.
+// SAFETY: descriptors never change after their creation, and any thread may call every function.
 unsafe impl Send for Swiglu {}
 unsafe impl Sync for Swiglu {}
 
 impl Drop for Swiglu {
     fn drop(&mut self) {
-        // SAFETY: ours, once; a borrow of self keeps it alive during calls, and work that is enqueued outlives it.
+        // SAFETY: this owns the descriptor. A borrow of self keeps it alive during calls, and enqueued work outlives
+        // it.
         unsafe { sys::swiglu_desc_destroy(self.desc.as_ptr()) }
     }
 }
@@ -138,44 +139,44 @@ impl Swiglu {
         self.device
     }
 
-    /// Gates, on the CPU; the output is written when it returns.
+    /// Gates, on the CPU. The output is written when the function returns.
     pub fn forward(&self, args: &mut SwigluArgs<'_>) -> Result<()> {
         self.device.require_cpu("forward")?;
-        // SAFETY: views are inside their borrows, those written are borrowed mutably, and the CPU needs no stream.
+        // SAFETY: views are inside their borrows, written ones are borrowed mutably, and the CPU needs no stream.
         unsafe { self.enqueue_forward(args, null_mut()) }
     }
 
-    /// The gradients, on the CPU.
+    /// Computes the gradients, on the CPU.
     pub fn backward(&self, args: &mut SwigluArgs<'_>) -> Result<()> {
         self.device.require_cpu("backward")?;
-        // SAFETY: as for forward.
+        // SAFETY: as in forward.
         unsafe { self.enqueue_backward(args, null_mut()) }
     }
 
-    /// Gates on a stream, a `cudaStream_t`; null is the legacy default stream, and what the CPU takes.
+    /// Gates on a stream, a `cudaStream_t`. Null is the legacy default stream, and the only stream for the CPU.
     ///
     /// # Safety
-    /// As for [`Desc::enqueue_forward`](crate::Desc::enqueue_forward).
+    /// The requirements of [`Desc::enqueue_forward`](crate::Desc::enqueue_forward).
     pub unsafe fn enqueue_forward(&self, args: &mut SwigluArgs<'_>, stream: *mut c_void) -> Result<()> {
         check(sys::swiglu_forward(self.desc.as_ptr(), &args.whole(), stream))
     }
 
-    /// The gradients on a stream.
+    /// Computes the gradients on a stream.
     ///
     /// # Safety
-    /// As for [`Desc::enqueue_forward`](crate::Desc::enqueue_forward).
+    /// The requirements of [`Desc::enqueue_forward`](crate::Desc::enqueue_forward).
     pub unsafe fn enqueue_backward(&self, args: &mut SwigluArgs<'_>, stream: *mut c_void) -> Result<()> {
         check(sys::swiglu_backward(self.desc.as_ptr(), &args.whole(), stream))
     }
 
-    /// How a call would run, which is backward's where `grad_out` is given: kernel, vector width, grid, bytes moved.
+    /// Describes how a call would run (backward if `grad_out` is given): kernel, vector width, grid, bytes moved.
     pub fn explain(&self, args: &SwigluArgs<'_>) -> Result<String> {
-        // SAFETY: no tensor is touched, and the text ends inside the buffer.
+        // SAFETY: no tensor is accessed, and the text ends inside the buffer.
         explanation(|text, size| unsafe { sys::swiglu_explain(self.desc.as_ptr(), &args.whole(), text, size) })
     }
 }
 
-/// What changes from call to call; `swiglu_args_t`.
+/// The arguments of one call; `swiglu_args_t`.
 #[derive(Debug)]
 pub struct SwigluArgs<'a> {
     raw: sys::swiglu_args_t,
@@ -184,7 +185,7 @@ pub struct SwigluArgs<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: views, which may be sent.
+// SAFETY: these are views, which may be sent.
 unsafe impl Send for SwigluArgs<'_> {}
 
 impl<'a> SwigluArgs<'a> {
@@ -207,7 +208,7 @@ impl<'a> SwigluArgs<'a> {
         SwigluArgs { raw, quant: None, input: None, memory: PhantomData }
     }
 
-    /// What C takes: with the groups, which are borrowed.
+    /// The arguments for C, with the groups, which are borrowed.
     fn whole(&self) -> sys::swiglu_args_t {
         let mut whole = self.raw;
         whole.quant = self.quant.as_ref().map_or(null(), |quant| &quant.raw);
@@ -227,33 +228,33 @@ impl<'a> SwigluArgs<'a> {
         })
     }
 
-    /// For forward: out of gate and up.
+    /// Forward: the inputs gate and up, and a separate output.
     pub fn forward(gate: View<'a>, up: View<'a>, out: ViewMut<'a>) -> Self {
         SwigluArgs::of(gate.raw, up.raw).out(out)
     }
 
-    /// For forward: the output takes the place of gate.
+    /// Forward: the output replaces gate.
     pub fn forward_over_gate(gate: ViewMut<'a>, up: View<'a>) -> Self {
         let mut args = SwigluArgs::of(gate.raw, up.raw);
         args.raw.out = gate.raw;
         args
     }
 
-    /// For forward: the output takes the place of up.
+    /// Forward: the output replaces up.
     pub fn forward_over_up(gate: View<'a>, up: ViewMut<'a>) -> Self {
         let mut args = SwigluArgs::of(gate.raw, up.raw);
         args.raw.out = up.raw;
         args
     }
 
-    /// For backward: the gradients that are wanted are added.
+    /// Backward: the inputs. The setters below add the gradients to compute.
     pub fn backward(gate: View<'a>, up: View<'a>, grad_out: View<'a>) -> Self {
         let mut args = SwigluArgs::of(gate.raw, up.raw);
         args.raw.grad_out = grad_out.raw;
         args
     }
 
-    /// For backward: the gradients of gate and up take their places.
+    /// Backward: the gradients of gate and up replace them.
     pub fn backward_over_inputs(gate: ViewMut<'a>, up: ViewMut<'a>, grad_out: View<'a>) -> Self {
         let mut args = SwigluArgs::of(gate.raw, up.raw);
         args.raw.grad_out = grad_out.raw;
@@ -262,25 +263,25 @@ impl<'a> SwigluArgs<'a> {
         args
     }
 
-    /// Backward: also the output again.
+    /// Backward: also receives the output again.
     pub fn out(mut self, out: ViewMut<'a>) -> Self {
         self.raw.out = out.raw;
         self
     }
 
-    /// Backward: the gradient of gate is wanted.
+    /// Backward: receives the gradient of gate.
     pub fn grad_gate(mut self, gradient: ViewMut<'a>) -> Self {
         self.raw.grad_gate = gradient.raw;
         self
     }
 
-    /// Backward: the gradient of up is wanted.
+    /// Backward: receives the gradient of up.
     pub fn grad_up(mut self, gradient: ViewMut<'a>) -> Self {
         self.raw.grad_up = gradient.raw;
         self
     }
 
-    /// Backward: the gradient of `row_scale` is wanted.
+    /// Backward: receives the gradient of `row_scale`.
     pub fn grad_row_scale(mut self, gradient: ViewMut<'a>) -> Self {
         self.raw.grad_row_scale = gradient.raw;
         self
@@ -292,26 +293,26 @@ impl<'a> SwigluArgs<'a> {
         self
     }
 
-    /// How many rows there are, read when the call runs.
+    /// The number of rows, read when the call runs.
     pub fn num_rows(mut self, count: View<'a>) -> Self {
         self.raw.num_rows = count.raw;
         self
     }
 
-    /// Added to gate first: `[d]`, or `[E, d]` with [`expert_rows`](SwigluArgs::expert_rows).
+    /// Added to gate before the activation: `[d]`, or `[E, d]` with [`expert_rows`](SwigluArgs::expert_rows).
     pub fn gate_bias(mut self, bias: View<'a>) -> Self {
         self.input().gate_bias = bias.raw;
         self
     }
 
-    /// The same for up.
+    /// Added to up before the product, in the shapes of [`gate_bias`](SwigluArgs::gate_bias).
     pub fn up_bias(mut self, bias: View<'a>) -> Self {
         self.input().up_bias = bias.raw;
         self
     }
 
-    /// `[E]`, with gate `[E, N, .., d]`: how many rows of each expert there are, read when the call runs. Not together
-    /// with [`num_rows`](SwigluArgs::num_rows).
+    /// `[E]`, with gate `[E, N, .., d]`: the number of rows of each expert, read when the call runs. Not together with
+    /// [`num_rows`](SwigluArgs::num_rows).
     pub fn expert_rows(mut self, counts: View<'a>) -> Self {
         self.input().expert_rows = counts.raw;
         self
@@ -324,14 +325,14 @@ impl<'a> SwigluArgs<'a> {
         self
     }
 
-    /// `[N]`, with [`row_scale`](SwigluArgs::row_scale) `[M]`: row i takes the factor of index i. A row whose index is
-    /// below 0, or not below M, is neither read nor written. `grad_row_scale` has an entry for each row then.
+    /// `[N]`, with [`row_scale`](SwigluArgs::row_scale) `[M]`: row i takes the factor of index i. A row with an index
+    /// below 0, or not below M, is neither read nor written. `grad_row_scale` then has an entry for each row.
     pub fn row_index(mut self, indices: View<'a>) -> Self {
         self.input().row_index = indices.raw;
         self
     }
 
-    /// Forward: scales of an output of 8 bits, which without them is not scaled.
+    /// Forward: scales of an output of 8 bits. Without them it is not scaled.
     pub fn quant(mut self, quant: SwigluQuant<'a>) -> Self {
         self.quant = Some(quant);
         self

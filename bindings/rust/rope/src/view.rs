@@ -15,9 +15,9 @@ pub enum Dtype {
     I32 = sys::ROPE_DTYPE_I32,
     /// Positions only.
     I64 = sys::ROPE_DTYPE_I64,
-    /// Outputs and caches only, as the next one: largest 448, NaN, no infinity.
+    /// Outputs and caches only. The largest number is 448; there is NaN, but no infinity.
     F8E4m3 = sys::ROPE_DTYPE_F8_E4M3,
-    /// Largest 57344, NaN; infinities become the largest.
+    /// Outputs and caches only. The largest number is 57344, which also replaces infinities; there is NaN.
     F8E5m2 = sys::ROPE_DTYPE_F8_E5M2,
     /// Written scales only: 2^(byte - 127), 255 is NaN.
     F8E8m0 = sys::ROPE_DTYPE_F8_E8M0,
@@ -85,10 +85,10 @@ unsafe impl Element for i64 {
     const DTYPE: Dtype = Dtype::I64;
 }
 
-/// The most axes of a view.
+/// The largest number of axes of a view.
 const MAX_RANK: usize = 4;
 
-/// What `..args` of the C library takes for an operand that is not there.
+/// The C library's value for an absent operand.
 pub(crate) const ABSENT: sys::rope_tensor_t = sys::rope_tensor_t {
     data: std::ptr::null_mut(),
     dtype: 0,
@@ -112,7 +112,7 @@ pub struct ViewMut<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: they stand for the borrows &[T] and &mut [T] of numbers; what a raw view may point to is its maker's promise.
+// SAFETY: they stand for the borrows &[T] and &mut [T] of numbers. The maker of a raw view guarantees its memory.
 unsafe impl Send for View<'_> {}
 unsafe impl Sync for View<'_> {}
 unsafe impl Send for ViewMut<'_> {}
@@ -148,7 +148,7 @@ fn raw_view(data: *mut c_void, dtype: Dtype, shape: &[usize], strides: &[isize])
     Ok(raw)
 }
 
-/// The pointer to element `first` of a slice, if no element of the view lies outside it.
+/// The pointer to element `first` of a slice, if no element of the view lies outside the slice.
 fn raw_view_of_slice<T: Element>(
     data: *const T,
     length: usize,
@@ -172,12 +172,12 @@ fn raw_view_of_slice<T: Element>(
              must lie within the slice's {length}"
         )));
     }
-    // SAFETY: low <= first <= high, which are inside the slice.
+    // SAFETY: low <= first <= high, and these are inside the slice.
     raw.data = unsafe { data.add(first) } as *mut c_void;
     Ok(raw)
 }
 
-/// Strides under which no two indices meet: ordered by size, each steps over all that the smaller ones reach.
+/// Whether no two indices share an element: ordered by size, each stride steps over all that the smaller ones reach.
 fn check_elements_are_apart(shape: &[usize], strides: &[isize]) -> Result<()> {
     if shape.contains(&0) {
         return Ok(());
@@ -200,7 +200,7 @@ fn check_elements_are_apart(shape: &[usize], strides: &[isize]) -> Result<()> {
 fn narrow(raw: &sys::rope_tensor_t, axis: usize, start: usize, length: usize) -> Result<sys::rope_tensor_t> {
     let mut view = ABSENT;
     let [axis, start, length] = [axis, start, length].map(|value| i64::try_from(value).unwrap_or(i64::MAX));
-    // SAFETY: reads and writes two structs.
+    // SAFETY: the function reads and writes two structs.
     check(unsafe { sys::rope_tensor_narrow(raw, axis.try_into().unwrap_or(i32::MAX), start, length, &mut view) })?;
     Ok(view)
 }
@@ -208,29 +208,29 @@ fn narrow(raw: &sys::rope_tensor_t, axis: usize, start: usize, length: usize) ->
 fn select(raw: &sys::rope_tensor_t, axis: usize, index: usize) -> Result<sys::rope_tensor_t> {
     let mut view = ABSENT;
     let [axis, index] = [axis, index].map(|value| i64::try_from(value).unwrap_or(i64::MAX));
-    // SAFETY: reads and writes two structs.
+    // SAFETY: the function reads and writes two structs.
     check(unsafe { sys::rope_tensor_select(raw, axis.try_into().unwrap_or(i32::MAX), index, &mut view) })?;
     Ok(view)
 }
 
 impl<'a> View<'a> {
-    /// A slice whose last axis lies together, as `[tokens, heads, channels]` usually does.
+    /// Views a slice in row-major order, for example as `[tokens, heads, channels]`.
     pub fn new<T: Element>(data: &'a [T], shape: &[usize]) -> Result<View<'a>> {
         View::strided(data, 0, shape, &compact_strides(shape))
     }
 
-    /// Any strides, in elements, from the element at index `first` on. Stride 0 repeats.
+    /// Views a slice with any strides, in elements, from the element at index `first` on. Stride 0 repeats.
     pub fn strided<T: Element>(data: &'a [T], first: usize, shape: &[usize], strides: &[isize]) -> Result<View<'a>> {
         let raw = raw_view_of_slice(data.as_ptr(), data.len(), first, shape, strides)?;
         Ok(View { raw, memory: PhantomData })
     }
 
-    /// A tensor that Rust knows nothing of, in device memory for instance. Strides count elements.
+    /// Views memory that Rust cannot check, for example on a device. Strides count elements.
     ///
     /// # Safety
-    /// Until every call that it is given to has finished, on the device where that is later: the elements lie in memory
-    /// that the device of the call's descriptor can read (host memory for [`Device::Cpu`](crate::Device::Cpu)), `data`
-    /// is aligned to `dtype`, and nothing writes them.
+    /// Every call with this view must find the following until it has finished, on the device if that is later: the
+    /// elements lie in memory that the device of the call's descriptor can read (host memory for
+    /// [`Device::Cpu`](crate::Device::Cpu)), `data` is aligned to `dtype`, and nothing writes the elements.
     pub unsafe fn from_raw(data: *const c_void, dtype: Dtype, shape: &[usize], strides: &[isize]) -> Result<View<'a>> {
         Ok(View { raw: raw_view(data as *mut c_void, dtype, shape, strides)?, memory: PhantomData })
     }
@@ -247,12 +247,13 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
-    /// A slice whose last axis lies together.
+    /// Views a slice in row-major order.
     pub fn new<T: Element>(data: &'a mut [T], shape: &[usize]) -> Result<ViewMut<'a>> {
         ViewMut::strided(data, 0, shape, &compact_strides(shape))
     }
 
-    /// Any strides, in elements, under which no two indices meet, from the element at index `first` on.
+    /// Views a slice with any strides, in elements, with no element at two indices, from the element at index `first`
+    /// on.
     pub fn strided<T: Element>(
         data: &'a mut [T],
         first: usize,
@@ -264,13 +265,13 @@ impl<'a> ViewMut<'a> {
         Ok(ViewMut { raw, memory: PhantomData })
     }
 
-    /// A tensor that Rust knows nothing of, in device memory for instance. Strides count elements.
+    /// Views memory that Rust cannot check, for example on a device. Strides count elements.
     ///
     /// # Safety
-    /// Until every call that it is given to has finished, on the device where that is later: the elements lie in memory
-    /// that the device of the call's descriptor can read and write (host memory for
+    /// Every call with this view must find the following until it has finished, on the device if that is later: the
+    /// elements lie in memory that the device of the call's descriptor can read and write (host memory for
     /// [`Device::Cpu`](crate::Device::Cpu)), `data` is aligned to `dtype`, no two elements share memory, and nothing
-    /// else reads or writes them.
+    /// else reads or writes the elements.
     pub unsafe fn from_raw(data: *mut c_void, dtype: Dtype, shape: &[usize], strides: &[isize]) -> Result<ViewMut<'a>> {
         Ok(ViewMut { raw: raw_view(data, dtype, shape, strides)?, memory: PhantomData })
     }
@@ -285,21 +286,22 @@ impl<'a> ViewMut<'a> {
         Ok(ViewMut { raw: select(&self.raw, axis, index)?, memory: PhantomData })
     }
 
-    /// The parts before and from `index` on along an axis: the q heads of a packed tensor, and the rest.
+    /// The part before `index` along an axis, and the part from `index` on: the q heads of a packed tensor, and the
+    /// rest.
     pub fn split_at(self, axis: usize, index: usize) -> Result<(ViewMut<'a>, ViewMut<'a>)> {
         let length = if axis < self.raw.ndim as usize { self.raw.shape[axis] as usize } else { 0 };
         let first = narrow(&self.raw, axis, 0, index)?;
         let rest = narrow(&self.raw, axis, index, length.saturating_sub(index))?;
-        // Elements lie apart, so what differs in an index shares none.
+        // Different elements share no memory, so parts with different indices share none.
         Ok((ViewMut { raw: first, memory: PhantomData }, ViewMut { raw: rest, memory: PhantomData }))
     }
 
-    /// The same tensor for one call, to be used again after it.
+    /// The view for one call; it can be used again afterwards.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         ViewMut { raw: self.raw, memory: PhantomData }
     }
 
-    /// The same tensor to read.
+    /// The view, only to be read.
     pub fn as_view(&self) -> View<'_> {
         View { raw: self.raw, memory: PhantomData }
     }

@@ -1,4 +1,5 @@
-//! The safe interface on CPU memory. What numbers mean is tested in the C library; here it is that they arrive.
+//! The safe interface on CPU memory. The C library's tests check the meaning of numbers; these check that numbers
+//! arrive.
 
 use rope::*;
 use std::thread;
@@ -18,7 +19,7 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|i| (i as f32 * 0.37).sin()).collect()
 }
 
-/// Pair i of every head, in the style of halves.
+/// Rotates pair i of every head, in the style of halves.
 fn rotated(data: &[f32], heads: usize, position: impl Fn(usize) -> i64, sign: f64) -> Vec<f32> {
     let mut out = data.to_vec();
     for (row, head) in out.chunks_mut(HEAD_DIM).enumerate() {
@@ -133,9 +134,9 @@ fn tables_angles_sequences_and_starts_arrive() {
         TableRows::ByPosition,
     ))
     .unwrap();
-    assert_eq!(computed, looked_up); // the same bits
+    assert_eq!(computed, looked_up); // equal bits
 
-    // By token each has its own row, though three of them are at the start of their sequence.
+    // By token each token has its own row, although three of them are at the start of their sequence.
     let boundaries = [0i32, 1, 2, 4];
     let boundaries = View::new(&boundaries, &[4]).unwrap();
     let rows = tables.map(|table| table.narrow(0, 2, 4).unwrap());
@@ -219,7 +220,7 @@ fn arrays_of_another_length_than_the_pairs_are_refused() {
     assert!(text.starts_with("rope_desc_create: head_dim is -8"), "{text}");
 }
 
-/// The refusal that names a field, and so shows that its value arrived.
+/// The refusal names a field, and so shows that the field's value arrived.
 fn assert_refused<T: std::fmt::Debug>(result: Result<T>, status: Status, words: &str) {
     let error = result.unwrap_err();
     assert!(error.status() == status && error.message().contains(words), "'{error}' instead of '{words}'");
@@ -284,7 +285,7 @@ fn another_style_and_flags_arrive() {
     let mut back = interleaved.clone();
     let mut args = Args::new(ViewMut::new(&mut back, &[1, 1, HEAD_DIM]).unwrap()).position_offset(3);
     plain.clone().theta(1e4).build().unwrap().backward(&mut args).unwrap();
-    let text = message(plain.build().unwrap().forward(&mut args)); // without theta it is for tables
+    let text = message(plain.build().unwrap().forward(&mut args)); // a descriptor without theta is for tables
     assert!(text.contains("theta"), "{text}");
     assert_near(&back, &(0..HEAD_DIM).map(|i| given[i / 2 + i % 2 * PAIRS]).collect::<Vec<_>>());
 
@@ -409,7 +410,7 @@ fn a_cached_tensor_is_read_only_or_rotated_in_place_as_well() {
     assert!(text.starts_with("rope_forward: cache.k_cache is absent"), "{text}");
 }
 
-/// A number of 8 bits that is not negative, by its code; E4M3 has 3 bits of fraction, E5M2 has 2.
+/// A nonnegative number of 8 bits from its code; E4M3 has 3 bits of fraction, E5M2 has 2.
 fn number_of(code: u8, fraction_bits: i32) -> f32 {
     let (exponent, fraction) = (i32::from(code >> fraction_bits), i32::from(code & ((1 << fraction_bits) - 1)));
     let hidden = if exponent == 0 { 0 } else { 1 << fraction_bits };
@@ -417,13 +418,13 @@ fn number_of(code: u8, fraction_bits: i32) -> f32 {
     (hidden + fraction) as f32 * 2f32.powi(exponent.max(1) - bias - fraction_bits)
 }
 
-/// The code of the number nearest to x, of two the even one; the largest at most.
+/// The code of the number nearest to x, the even one of two, and at most the largest.
 fn code_of(x: f32, fraction_bits: i32) -> u8 {
     let largest = if fraction_bits == 3 { 0x7E } else { 0x7B };
     let distance = |code: u8| (number_of(code, fraction_bits) - x.abs()).abs();
     let nearest = (0..=largest).min_by(|&a, &b| {
         distance(a).partial_cmp(&distance(b)).unwrap().then((a & 1).cmp(&(b & 1)))
-        // of finite numbers
+        // codes of finite numbers
     });
     nearest.unwrap() | if x.is_sign_negative() { 0x80 } else { 0 }
 }
@@ -539,7 +540,7 @@ fn scales_that_are_written() {
             (codes(3), v_cache_scales, true, is_power_of_two, 448.0, 3),
         ] {
             let codes: Vec<u8> = codes;
-            let groups = scales.len() / TOKENS; // of a token
+            let groups = scales.len() / TOKENS; // groups of a token
             let width = HEADS * HEAD_DIM / groups;
             for (i, group) in given.chunks(width).enumerate() {
                 let slot = if is_cached { slots[i / groups] } else { (i / groups) as i64 };
@@ -552,7 +553,7 @@ fn scales_that_are_written() {
                 assert_eq!(codes[at * width..][..width], wanted, "group {i} of {groups}");
             }
             if is_cached {
-                assert!(scales[groups..2 * groups].iter().all(|&x| x == -1.0)); // of no token
+                assert!(scales[groups..2 * groups].iter().all(|&x| x == -1.0)); // entries of no token
             }
         }
     }
@@ -620,7 +621,7 @@ fn channels_outside_the_window_and_latent_caches() {
                 assert_eq!(codes.iter().map(|x| x.0).collect::<Vec<u8>>(), wanted);
             }
         }
-        assert!(k_cache[HEAD_DIM..2 * HEAD_DIM].iter().all(|&x| x == -9.0)); // of no token
+        assert!(k_cache[HEAD_DIM..2 * HEAD_DIM].iter().all(|&x| x == -9.0)); // entries of no token
         assert!(k_pass_cache[PASS..2 * PASS].iter().all(|x| x.0 == 1));
     }
 }
@@ -789,7 +790,7 @@ fn views_stay_inside_their_slices() {
     message(View::strided(&data, 1, &[3, 4], &[4, 1]));
     message(View::strided(&data, 0, &[3, 4], &[isize::MAX, isize::MIN]));
     message(View::strided(&data, 0, &[3, 4], &[4]));
-    message(View::strided(&data, 0, &[2, 2], &[1, -1])); // what one axis adds, another does not take away
+    message(View::strided(&data, 0, &[2, 2], &[1, -1])); // the steps of one axis do not cancel those of another
     message(View::strided(&data, 11, &[2, 2], &[1, -1]));
     assert!(View::strided(&data, 0, &[1000, 12], &[0, 1]).is_ok()); // an input may repeat
     assert!(View::new(&data, &[0, 99]).is_ok());
@@ -858,12 +859,12 @@ fn elements_that_are_written_lie_apart() {
     message(ViewMut::strided(&mut data, 0, &[2, 6], &[5, 1]));
     assert!(ViewMut::strided(&mut data, 0, &[2, 6], &[6, 1]).is_ok());
     assert!(ViewMut::strided(&mut data, 11, &[6, 2], &[-1, -6]).is_ok());
-    // Along an axis of 1 there is nothing to meet, whatever its stride.
+    // Along an axis of length 1 no two elements can meet, whatever its stride.
     for stride in [0, 1, 3, -1] {
         assert!(ViewMut::strided(&mut data, 0, &[2, 1, 6], &[6, stride, 1]).is_ok());
         message(ViewMut::strided(&mut data, 0, &[2, 1, 6], &[5, stride, 1]));
     }
-    message(ViewMut::strided(&mut data, 0, &[3, 2, 2], &[3, 2, 2])); // each axis lies apart, two of them do not
+    message(ViewMut::strided(&mut data, 0, &[3, 2, 2], &[3, 2, 2])); // each axis alone is right, two together are not
     message(ViewMut::new(&mut data, &[3, 4]).unwrap().split_at(1, 5));
     let text = message(ViewMut::new(&mut data, &[3, 4]).unwrap().split_at(2, 0));
     assert!(text.starts_with("rope_tensor_narrow: dim is 2"), "{text}");
@@ -928,7 +929,7 @@ fn swiglu_forward_and_backward() {
         }
     }
 
-    // Into tensors of their own, with the row weights' gradient and the output again; two of three rows.
+    // Outputs are separate tensors, with the row weights' gradient and the output again; two of three rows count.
     let mut tensors = [vec![7.0f32; rows * width], vec![7.0; rows * width], vec![7.0; rows * width]];
     let mut grad_scale = vec![7.0f32; rows];
     let count = [2i32];
@@ -979,7 +980,7 @@ extern "C" {
     fn erf(x: f64) -> f64; // libm's, which Rust has no safe name for
 }
 
-/// What is told of a gating that is not plain SwiGLU.
+/// The parameters of a gating that is not plain SwiGLU.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     activation: Activation,
@@ -1016,7 +1017,7 @@ impl Form {
         let g = if limits_gate { gate.min(self.limit) } else { gate };
         let weight = match self.activation {
             Activation::Swiglu => 1.0 / (1.0 + (-g).exp()),
-            // SAFETY: takes and returns a number.
+            // SAFETY: the function takes and returns a number.
             Activation::GegluErf => 0.5 * (1.0 + unsafe { erf(g / 2f64.sqrt()) }),
             Activation::GegluTanh => {
                 0.5 * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g.powi(3))).tanh())
@@ -1137,7 +1138,7 @@ fn raw_pointers_and_explain() {
     let mut q = numbers(HEAD_DIM);
     let given = q.clone();
     let strides = [HEAD_DIM as isize, HEAD_DIM as isize, 1];
-    // SAFETY: the vector, which outlives the call and is not used during it.
+    // SAFETY: the vector outlives the call and is not used during it.
     unsafe {
         let view = ViewMut::from_raw(q.as_mut_ptr().cast(), Dtype::F32, &[1, 1, HEAD_DIM], &strides).unwrap();
         let mut args = Args::new(view).position_offset(3);
@@ -1151,7 +1152,7 @@ fn raw_pointers_and_explain() {
     assert_near(&q, &given);
 }
 
-/// RMS norms of heads that are not turned.
+/// RMS norms of heads without a rotation.
 #[test]
 fn gradients_of_norms() {
     const TOKENS: usize = 3;
@@ -1204,7 +1205,7 @@ fn gradients_of_norms() {
     }
 }
 
-/// relu(gate) * up, and the bytes of an output of SwiGLU for them.
+/// relu(gate) * up, and the bytes of SwiGLU's output for these values.
 fn rectified(rows: usize, width: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
     let gate: Vec<f32> = numbers(rows * width).iter().map(|x| x * 30.0).collect();
     let up: Vec<f32> = numbers(2 * rows * width).iter().rev().take(rows * width).copied().collect();
@@ -1277,7 +1278,7 @@ fn codes_of_gating() {
 
 #[test]
 fn gating_rounded_before_codes() {
-    // 1.015625 * 1.015625 = 1.031494 is 1.03125 in bf16, by which the largest code is reached exactly.
+    // 1.015625 * 1.015625 = 1.031494 is 1.03125 in bf16; with it, the largest code is reached exactly.
     let (gate, up) = ([Bf16(0x3f82); 2], [Bf16(0x3f82); 2]);
     let scale_of = |rounding: i32| {
         let swiglu =

@@ -1,5 +1,5 @@
-//! The unsafe interface on device memory: that it arrives where memory of the CPU does. Memory and streams come from the
-//! driver itself, through libcuda.so.1, so that no crate is needed. Without a GPU this says why it is skipped.
+//! The unsafe interface on device memory: it arrives where CPU memory does. Memory and streams come from the driver
+//! itself, through libcuda.so.1, so that no crate is needed. Without a GPU the program prints why it is skipped.
 
 use driver::{Buffer, Context, Stream};
 use rope::*;
@@ -13,7 +13,7 @@ const HEADS: usize = Q_HEADS + 2 * K_HEADS;
 const HEAD_DIM: usize = 64;
 const CUDA: Device = Device::Cuda(0);
 
-/// The little of the CUDA driver that a program with tensors on a device has from its own library.
+/// The functions of the CUDA driver that a program with tensors on a device usually gets from its own library.
 mod driver {
     use std::ffi::CString;
     use std::marker::PhantomData;
@@ -27,7 +27,7 @@ mod driver {
     }
     const RTLD_NOW: c_int = 2;
 
-    /// Calls a function of libcuda.so.1 and panics where it fails.
+    /// Calls a function of libcuda.so.1 and panics if it fails.
     macro_rules! cuda {
         ($name:literal, $($type:ty: $value:expr),*) => {{
             let function: unsafe extern "C" fn($($type),*) -> c_int = unsafe { transmute_copy(&symbol($name)) };
@@ -38,7 +38,7 @@ mod driver {
 
     fn symbol(name: &str) -> *mut c_void {
         let (library, name) = (CString::new("libcuda.so.1").unwrap(), CString::new(name).unwrap());
-        // SAFETY: two texts that end with 0. What is opened once stays open.
+        // SAFETY: the two texts end with 0. The library stays open.
         let found = unsafe { dlsym(dlopen(library.as_ptr(), RTLD_NOW), name.as_ptr()) };
         assert!(!found.is_null(), "libcuda.so.1 has no {name:?}");
         found
@@ -86,7 +86,7 @@ mod driver {
             self.address as *mut c_void
         }
 
-        /// What is there when the stream has done its work.
+        /// The contents when the stream has done its work.
         pub fn after(&self, stream: &Stream) -> Vec<T> {
             stream.synchronize();
             let mut host = Vec::with_capacity(self.length);
@@ -157,12 +157,12 @@ fn compact(shape: &[usize]) -> Vec<isize> {
 }
 
 fn view<'a, T: Element>(buffer: &'a Buffer<T>, dtype: Dtype, shape: &[usize]) -> View<'a> {
-    // SAFETY: the buffers of these tests live until their stream was waited for.
+    // SAFETY: the buffers of these tests live until the test has waited for their stream.
     unsafe { View::from_raw(buffer.pointer(), dtype, shape, &compact(shape)) }.unwrap()
 }
 
 fn view_mut<'a, T: Element>(buffer: &'a Buffer<T>, dtype: Dtype, shape: &[usize]) -> ViewMut<'a> {
-    // SAFETY: the same, and each is written through one view at a time.
+    // SAFETY: the buffers live that long, and each is written through one view at a time.
     unsafe { ViewMut::from_raw(buffer.pointer(), dtype, shape, &compact(shape)) }.unwrap()
 }
 
@@ -186,7 +186,7 @@ fn packed_qkv<T: Element + PartialEq + Debug>(dtype: Dtype, given: &[T]) {
 
         let (q, k) = q_and_k(view_mut(&on_device, dtype, &shape));
         let mut args = Args::new(q).k(k).positions(view(&positions_there, Dtype::I64, &[TOKENS]));
-        // SAFETY: the buffers live until the stream was waited for.
+        // SAFETY: the test waits for the stream before the buffers go.
         unsafe {
             if is_backward {
                 cuda.enqueue_backward(&mut args, stream.handle())
@@ -254,7 +254,7 @@ fn norms_and_caches() {
         view(&there.3, Dtype::I32, &[TOKENS]),
         view_mut(&cached_there, Dtype::F32, &pages),
     );
-    // SAFETY: the buffers live until the stream was waited for.
+    // SAFETY: the test waits for the stream before the buffers go.
     unsafe { of(CUDA).enqueue_forward(&mut args, stream.handle()) }.unwrap();
     assert_eq!(there.0.after(&stream), on_host);
     assert_eq!(cached_there.after(&stream), cached);
@@ -270,14 +270,14 @@ fn tables_and_the_fault_counter() {
     let tables = [(); 2].map(|_| Buffer::of(&vec![0.0f32; ROWS * HEAD_DIM / 2]));
     let table_shape = [ROWS, HEAD_DIM / 2];
     let [mut cos, mut sin] = [0, 1].map(|index| view_mut(&tables[index], Dtype::F32, &table_shape));
-    // SAFETY: the tables live until the stream was waited for.
+    // SAFETY: the test waits for the stream before the tables go.
     unsafe { desc.enqueue_fill_tables(&mut cos, &mut sin, stream.handle()) }.unwrap();
 
     let (q, q_out, fault) = (Buffer::of(&given), Buffer::of(&vec![0.0f32; given.len()]), Buffer::of(&[0i64; 2]));
     let mut args = Args::new((view(&q, Dtype::F32, &shape), view_mut(&q_out, Dtype::F32, &shape)))
         .tables(cos.as_view(), sin.as_view(), TableRows::ByPosition)
         .fault(view_mut(&fault, Dtype::I64, &[2]));
-    // SAFETY: so do these.
+    // SAFETY: the test waits for the stream before these go.
     unsafe { desc.enqueue_forward(&mut args, stream.handle()) }.unwrap();
     assert_eq!(fault.after(&stream), [(TOKENS - ROWS) as i64, ROWS as i64 + 1]);
 
@@ -317,7 +317,7 @@ fn swiglu_forward_and_backward() {
     let mut forward = SwigluArgs::forward(read(&gate), read(&up), written(0));
     let mut backward =
         SwigluArgs::backward(read(&gate), read(&up), read(&grad)).grad_gate(written(1)).grad_up(written(2));
-    // SAFETY: the buffers live until the stream was waited for.
+    // SAFETY: the test waits for the stream before the buffers go.
     unsafe {
         swiglu.enqueue_forward(&mut forward, stream.handle()).unwrap();
         swiglu.enqueue_backward(&mut backward, stream.handle()).unwrap();
@@ -364,7 +364,7 @@ fn geglu_of_experts_with_biases() {
         .gate_bias(view(&gate_bias, Dtype::F32, &[2, 50]))
         .up_bias(view(&up_bias, Dtype::F32, &[50]))
         .expert_rows(view(&rows, Dtype::I32, &[2]));
-    // SAFETY: the buffers live until the stream was waited for.
+    // SAFETY: the test waits for the stream before the buffers go.
     unsafe { make(CUDA).enqueue_backward(&mut args, stream.handle()) }.unwrap();
     for (found, wanted) in found.iter().zip(&wanted) {
         assert_eq!(wanted[3699], 7.0);
@@ -391,7 +391,7 @@ fn threads_with_streams_of_their_own_share_a_descriptor(context: Context) {
                 for _ in 0..50 {
                     let q = Buffer::of(given);
                     let mut args = Args::new(view_mut(&q, Dtype::F32, &shape)).position_offset(thread);
-                    // SAFETY: q lives until the stream was waited for.
+                    // SAFETY: the test waits for the stream before q goes.
                     unsafe { desc.enqueue_forward(&mut args, stream.handle()) }.unwrap();
                     assert_eq!(q.after(&stream), wanted);
                 }

@@ -1,24 +1,25 @@
-// norm_gradient.cuh - backward of norms with the rotation, of everything: any strides, types, widths, sequences and tables
+// norm_gradient.cuh - backward of norms with the rotation, for every problem: any strides, types, widths, sequences and
+// tables
 //
-// A block has a run of a tensor's tokens, one after another; the tokens of a tensor without sums are runs of one. Each of
-// its warps takes one head after another, always the same ones:
+// A block has a run of a tensor's tokens, and processes one token after another. A tensor without sums has runs of one
+// token. Each warp of the block processes one head after another, the same heads of every token:
 //
 //   block b of the grid    item b, b + gridDim.x, …: the runs of q, then those of k, then those of v
 //   warp w                 heads w, w + warps, …
 //   lane l                 channels l, l + 32, …
 //
-//   shared   where the token stands; cosines and sines of its pairs; sums of heads; then for each warp a head three times: its
-//            gradient, what forward read of it, and another order of either; then sums over tokens, some channels of all
-//            heads
+//   shared   where the token stands; cosines and sines of its pairs; sums of heads; then for each warp a head three
+//            times: its gradient, its input of forward, and another order of either; then sums over tokens, for some
+//            channels of all heads
 //
 //   for each part of the channels that the sums have room for, and each token of the run:
 //   look up the token ─ barrier ─ angles ─ barrier ─ for each head: load ─ norm again ─ sums ─ gradient ─ store
 //
-// norm.hpp has the formulas. The template's parameter is the type of the arithmetic; types of data are numbers in params,
-// so that there are two kernels.
+// norm.hpp has the formulas. The template's parameter is the type of the arithmetic. Types of data are numbers in
+// params, so that there are only two kernels.
 //
-// Moves the gradient of each head once in and once out, and what forward read once in; a norm over a token reads both once
-// or twice more, and so does each further part of the sums.
+// The gradient of each head is read once and written once, and the input of forward is read once. A norm over a token
+// reads both once or twice more, and each further part of the sums does so, too.
 #pragma once
 
 #include "backend/cuda/kernels/programmatic_launch.cuh"
@@ -26,7 +27,7 @@
 
 namespace rope {
 
-// What is __noinline__ stands in the kernel once: inlined everywhere it would be four times as large.
+// __noinline__ functions appear in the kernel once: inlined everywhere, they would make it four times as large.
 template <typename Real>
 __device__ __noinline__ Real sum_once(const SummedNumbers<Real> &numbers, int n) {
   return sum_by_warp<Real>(numbers, n);
@@ -41,7 +42,7 @@ __device__ __forceinline__ void store_real(char *address, rope_dtype_t dtype, Re
   }
 }
 
-// A warp's head in shared memory, on its way back.
+// A warp's head in shared memory, in backward.
 template <typename Real>
 class GradientHead {
  public:
@@ -57,7 +58,7 @@ class GradientHead {
         x_(gradient_ + params.row_channels),
         other_(x_ + params.row_channels) {}
 
-  // The gradient of the norm's output, and the norm's input.
+  // Loads the gradient of the norm's output, and the norm's input.
   __device__ __noinline__ void load(int64_t head) {
     __syncwarp();
     head_ = head;
@@ -77,7 +78,7 @@ class GradientHead {
     return sum_once<Real>({x_, tensor_.channels, of_squares, mean}, tensor_.channels);
   }
 
-  // The norm's input becomes what it is normed to, before the weight.
+  // Replaces the norm's input by its normed values, before the weight.
   __device__ __forceinline__ void normalise(Real mean, Real inverse) {
     for_each_channel([&](int c) { x_[c] = multiply_rounded(add_rounded(x_[c], -mean), inverse); });
   }
@@ -85,7 +86,7 @@ class GradientHead {
   __device__ __forceinline__ void add_up(const HeadSums<Real> &weights, const HeadSums<Real> &biases) const {
     add_terms(weights, [&](int c) { return multiply_rounded(gradient_[c], x_[c]); });
     add_terms(biases, [&](int c) { return gradient_[c]; });
-    __syncwarp();  // sums that begin amid the channels give them to other lanes than what follows
+    __syncwarp();  // sums that begin inside the channels give these to other lanes than the following loop
   }
 
   __device__ __noinline__ NormGradientSums<Real> weigh_and_sum(const NormForm<Real> &form) {
@@ -113,7 +114,7 @@ class GradientHead {
     for_each_channel([&](int c) { store(out + c * tensor_.out.stride[kChannel], result[c]); });
   }
 
-  // A head of a tensor without a norm: the rotation alone. What is not computed keeps its bits.
+  // A head of a tensor without a norm: only the rotation. Values that are only moved keep their bits.
   __device__ __noinline__ void pass(int64_t head) {
     __syncwarp();
     head_ = head;
@@ -121,7 +122,7 @@ class GradientHead {
     const int first = has_window_alone ? tensor_.window_begin : 0;
     const int end = has_window_alone ? first + params_.rotary_dim : tensor_.channels;
     const char *const in = address_in(tensor_.in);
-    // Bits of 16 or 32, and those of F64, which no conversion changes.
+    // Types of 16 or 32 bits are copied as bits. F64 needs none of this: no conversion changes it.
     const bool is_short = params_.dtype == ROPE_DTYPE_F16 || params_.dtype == ROPE_DTYPE_BF16;
     uint32_t *const bits = reinterpret_cast<uint32_t *>(x_);
     for_each_channel(first, end, [&](int c) {
@@ -192,8 +193,8 @@ class GradientHead {
     for_each_channel([&](int c) { row[c] = multiply_rounded(row[c], by); });
   }
 
-  // From one order of the channels to another one, by the angles of backward or by those of forward, whose sines are
-  // exchanged and negated.
+  // Changes the order of the channels by the angles of backward or by those of forward. Forward's have exchanged and
+  // negated sines.
   __device__ __forceinline__ void turn(const Real *from, Real *to, int in_distance, int out_distance,
                                        bool is_forward) const {
     const int begin = tensor_.window_begin, end = tensor_.has_styles ? begin + params_.rotary_dim : begin;
@@ -244,7 +245,7 @@ class GradientHead {
   Real *other_;
 };
 
-// All heads of a tensor's token. `is_last`: gradients are written, not sums alone.
+// Processes all heads of a tensor's token. With `is_last` it writes gradients; otherwise it only computes sums.
 template <typename Real>
 __device__ __forceinline__ void run_gradient_heads(const NormGradientParams &params, int index, BatchToken at,
                                                    bool is_turned, const GeneralAngles<Real> &angles, Real *head_sums,
@@ -313,7 +314,7 @@ __global__ void __launch_bounds__(kMaxStepGeneralThreads)
   wait_for_previous_launch();
   check_sequences(params);
 
-  // Does a run's tokens once. Whether any is not absent.
+  // Processes a run's tokens once. Returns whether any of them exists.
   const auto do_tokens = [&](int index, int64_t first, int64_t end, const HeadSums<Real> &weights,
                              const HeadSums<Real> &biases, bool is_last, bool counts_faults) {
     const StepGeneralTensor &tensor = params.tensor[index];

@@ -1,6 +1,8 @@
-// norm_gradient_rows.cuh - backward of norms with the rotation, of 16 bits: heads in vectors, sums over tokens in registers
+// norm_gradient_rows.cuh - backward of norms with the rotation, in 16 bits: heads in vectors, sums over tokens in
+// registers
 //
-// 32 + 8 heads of 128 channels, vectors of 16 bytes (V = 8), 512 runs of tokens: 8 units a head, blocks of 320 threads.
+// The picture has 32 + 8 heads of 128 channels, vectors of 16 bytes (V = 8), and 512 runs of tokens: 8 units a head,
+// blocks of 320 threads.
 //
 //   block             run
 //   threadIdx.x       0        1      …       7     │    8     …    │ …  255    │  256  …  319
@@ -8,21 +10,22 @@
 //   low               0 …  7   8 … 15    …  56 … 63 │  0 …  7  …    │ 56 … 63   │
 //   high             64 … 71  72 … 79    … 120 …127 │ 64 … 71  …    │120 … 127  │
 //
-//   group    tensors whose heads share blocks: those that are normed, where a block has threads for all of a token's and
-//            their runs are as long; else one tensor
+//   group    tensors with heads in shared blocks: all tensors that are normed, if a block has threads for all heads of
+//            a token and their runs have one length; otherwise a single tensor
 //   rows     runs that a block has at a time, as many as its threads hold heads for
-//   parts    how often it takes its run, where a token of a tensor has more heads than that
-//   thread   a unit of a head, the same of each token of the run
-//   shared   what the thread's next token has, and when the run is done the sums of its heads; weights of its channels;
-//            angles of some tokens of each row; which of them are lost; a room for each warp; what the heads' sums of a
-//            norm over a token meet in; sums of parts
+//   parts    how many times a block processes its run, if a token of a tensor has more heads than the block holds
+//   thread   a unit of a head, the same unit for each token of the run
+//   shared   data of the thread's next token, and at the end of the run the sums of its heads; weights of its channels;
+//            angles of some tokens of each row; which of these are lost; a room for each warp; room to combine the
+//            heads' sums of a norm over a token; sums of parts
 //
 //   for each part, for some tokens of the run at a time:
 //   barrier ─ angles ─ barrier ─ for each token: the next one on its way ─ norm again ─ sums ─ gradient ─ store
 //
 // norm.hpp has the formulas. Groups without sums have runs of as many tokens as the plan gives them.
 //
-// Moves the gradient of each head once in and once out, what forward read once in, and the sums of a run once in and out.
+// The gradient of each head is read once and written once, the input of forward is read once, and the sums of a run are
+// read once and written once.
 #pragma once
 
 #include <type_traits>
@@ -36,7 +39,7 @@
 
 namespace rope {
 
-// What a launch could pass before CUDA 12.1.
+// The largest params that CUDA accepts before 12.1.
 static_assert(sizeof(NormGradientRowParams) <= 4096, "");
 
 // The group of a block, and its runs.
@@ -51,7 +54,7 @@ struct GradientBlock {
   explicit __device__ __forceinline__ GradientBlock(const NormGradientRowParams &params)
       : group(params.group[find_group(params)]), first_run((blockIdx.x - group.first_block) * group.rows) {}
 
-  // Tokens of a row's run, counted through all batches; their number is 0 where there is no run.
+  // The first token of a row's run, counted through all batches. A row without a run has 0 tokens.
   __device__ __forceinline__ uint32_t first_token(uint32_t row) const {
     return (first_run + row) * group.tokens_of_run;
   }
@@ -62,12 +65,12 @@ struct GradientBlock {
   }
 };
 
-// Where a thread has its unit. Heads are numbered from the first one of their tensor in the row, or the part.
+// The place of a thread's unit. Heads are numbered from the first head of their tensor in the row, or in the part.
 struct GradientThread {
   uint32_t row;
   uint32_t tensor;
   uint32_t head;
-  uint32_t number;  // in its head
+  uint32_t number;  // number of the unit in its head
 
   __device__ __forceinline__ GradientThread(const NormGradientRowParams &params, const NormGradientGroup &group) {
     row = threadIdx.x / group.row_threads;
@@ -88,10 +91,10 @@ __device__ __forceinline__ StepAt find_token(const StepRowParams &params, uint32
   return {flat, in_batch.quotient, in_batch.remainder};
 }
 
-// Room for a float for each channel of a unit, or for the cosines of its pairs and then their sines. Units that follow each
-// other begin in other banks of shared memory.
+// Room for a float for each channel of a unit, or for the cosines of its pairs and then their sines. Consecutive units
+// begin in different banks of shared memory.
 struct alignas(16) UnitFloats {
-  Words<16> four[5];  // the last one is not in use
+  Words<16> four[5];  // the last one is not used
 
   __device__ __forceinline__ float *floats() { return reinterpret_cast<float *>(four); }
 };
@@ -99,15 +102,15 @@ static_assert(sizeof(UnitFloats) == kGradientUnitBytes, "");
 
 // A block's shared memory.
 struct GradientShared {
-  static constexpr int kGiven = 0, kRead = 2, kOwnVectors = 4;  // of 16 bytes, for each thread
+  static constexpr int kGiven = 0, kRead = 2, kOwnVectors = 4;  // vectors of 16 bytes, for each thread
   static_assert(kOwnVectors * 16 == kGradientThreadBytes, "");
 
   Words<16> *own;
-  UnitFloats *weights;  // the offset added
-  UnitFloats *angles;   // of a token's units
-  uint32_t *lost;       // whether a token is
-  float *exchange;      // the warp's
-  float *token_sums;    // of the heads of a token, from the first thread of each tensor, twice
+  UnitFloats *weights;  // with the offset added
+  UnitFloats *angles;   // angles of a token's units
+  uint32_t *lost;       // whether a token is lost
+  float *exchange;      // room of the warp
+  float *token_sums;    // sums of the heads of a token, from the first thread of each tensor, twice
   float *part_sums;
 
   __device__ __forceinline__ GradientShared(const NormGradientRowParams &params, float4 *shared)
@@ -126,7 +129,7 @@ struct GradientShared {
   }
 };
 
-// Where a unit has a pair of its head.
+// The place of a pair of the head in its unit.
 struct UnitPair {
   uint32_t unit;
   uint32_t number;
@@ -139,8 +142,8 @@ __device__ __forceinline__ UnitPair find_unit_pair(uint32_t pair, uint32_t pairs
   return {of_vector / (V / 2), of_vector % (V / 2) + is_high * (V / 2)};
 }
 
-// Writes the angles of some tokens of each row, from the run's token `begin` on, and whether they are lost. A warp takes
-// one token after another, whose positions its lanes loaded before.
+// Writes the angles of some tokens of each row, from the run's token `begin` on, and whether the tokens are lost. A
+// warp processes one token after another. Its lanes loaded the positions before.
 template <int V, bool IsInterleaved>
 __device__ __forceinline__ void share_run_angles(const NormGradientRowParams &params, const GradientBlock &block,
                                                  uint32_t begin, bool counts_faults, const GradientShared &shared) {
@@ -208,8 +211,8 @@ __device__ __forceinline__ void share_run_angles(const NormGradientRowParams &pa
   }
 }
 
-// Turns a unit by angles of backward, or with the other sign of their sines: that is turning pairs whose channels are
-// exchanged.
+// Turns a unit by the angles of backward, or for forward with the other sign of the sines. The latter equals turning
+// pairs with exchanged channels.
 template <bool IsForward, int V, bool IsInterleaved>
 __device__ __forceinline__ void turn_unit(UnitFloats *angles, float *low, float *high) {
   const float *const cos = angles->floats();
@@ -224,7 +227,7 @@ __device__ __forceinline__ void turn_unit(UnitFloats *angles, float *low, float 
   }
 }
 
-// Adds up the sums of `count` heads, or of parts, by the tree, each of so many channels: they are the first one's then.
+// Adds up the sums of `count` heads, or parts, by the tree, `channels` each. The first one's room receives the result.
 // All threads of the block take part.
 __device__ __forceinline__ void fold_sums(uint32_t count, uint32_t channels, float *sums) {
   const uint32_t fours = channels / 4;
@@ -247,8 +250,8 @@ __device__ __forceinline__ void fold_sums(uint32_t count, uint32_t channels, flo
   __syncthreads();
 }
 
-// The tree over the heads of a token, which are those of whole warps. All threads of the block take part; the next call
-// has other room.
+// The tree over the heads of a token, which fill whole warps. All threads of the block take part. The next call uses
+// other room.
 inline __device__ __noinline__ float sum_over_heads_of_token(float of_head, bool has_head, uint32_t head,
                                                              uint32_t heads, float *room) {
   if (has_head) room[head] = of_head;
@@ -263,7 +266,7 @@ inline __device__ __noinline__ float sum_over_heads_of_token(float of_head, bool
   return __shfl_sync(kAllLanes, sum, 0);
 }
 
-// Values that became floats, or were computed, take their registers from here on: what makes them is not done anew.
+// Keeps values in registers from here on: the compiler must not repeat the conversion or computation that made them.
 template <typename T, int V>
 __device__ __forceinline__ void keep_values(UnitValues<T, V> *values) {
 #if defined(__CUDA_ARCH__)
@@ -280,7 +283,7 @@ __device__ __forceinline__ float sum_of_products(const float *a, const float *b)
   return tree_sum<V>(products);
 }
 
-// A thread's unit, or one of each part, through the tokens of its run.
+// A thread's unit, or one unit of each part, for all tokens of its run.
 template <typename T, bool IsInterleaved, bool HasSums>
 class GradientRun {
  public:
@@ -317,7 +320,7 @@ class GradientRun {
           __syncthreads();
         }
         const uint32_t left = group.tokens_of_run - begin, end = begin + (left >> log2 == 0 ? left : 1u << log2);
-        // Threads without a unit read the angles of another one.
+        // Threads without a unit read the angles of another unit.
         const uint32_t units = params_.pairs / V;
         angles_ = shared_.angles + (tokens_ > 0 ? slot : 0) * units + (place_.is_rotary ? thread_.number : 0);
 #pragma unroll 1
@@ -335,7 +338,7 @@ class GradientRun {
     return tensor_.units_per_head * (2 * V);
   }
 
-  // The channel of the head that is number `own` of the thread's.
+  // The channel of the head that is number `own` of the thread's channels.
   __device__ __forceinline__ uint32_t channel_of(int own) const {
     const int32_t vector = own < V ? place_.low : place_.low + place_.to_high;
     return static_cast<uint32_t>(vector) / static_cast<uint32_t>(sizeof(T)) + static_cast<uint32_t>(own % V);
@@ -353,7 +356,7 @@ class GradientRun {
            channel * sums.channel_stride;
   }
 
-  // Finds the head, its weights, what its sums are before, and the first token.
+  // Finds the head, its weights, the former values of its sums, and the first token.
   __device__ __forceinline__ void begin_part(uint32_t part) {
     const NormGradientGroup &group = block_.group;
     head_ = part * (group.row_threads >> tensor_.lanes_log2) + thread_.head;
@@ -376,7 +379,7 @@ class GradientRun {
     load(0);
   }
 
-  // Heads that have the same weights share them. All threads of the block take part.
+  // Heads with equal weights share them. All threads of the block take part.
   __device__ __forceinline__ void share_weights(uint32_t part) {
     const NormGradientGroup &group = block_.group;
     const bool are_own = params_.weight_units == blockDim.x;
@@ -398,12 +401,12 @@ class GradientRun {
     if (!are_own) __syncthreads();
   }
 
-  // Where a token of the run has the unit, `first` being where the run's first one has it.
+  // The address of the unit in a token of the run. `first` is the address in the run's first token.
   __device__ __forceinline__ const char *find_in(const char *first, const RopeRowSide &side, uint32_t token) const {
     return params_.is_flat ? step(first, token, side.token) : address_in(side, first_ + token);
   }
 
-  // Sends what a token has on its way.
+  // Starts loading the data of a token.
   __device__ __forceinline__ void load(uint32_t token) const {
     if (token < tokens_) {
       const char *const given = find_in(given_, tensor_.in, token);
@@ -418,7 +421,7 @@ class GradientRun {
     end_copy_group();
   }
 
-  // The sum over what a norm is of; `which` alternates.
+  // The sum over all channels of a norm. `which` alternates.
   __device__ __forceinline__ float sum_over_norm(int which, float low, float high) const {
     float sum;
     if (params_.usual_units == 0) {
@@ -444,7 +447,7 @@ class GradientRun {
     return form;
   }
 
-  // x becomes what it was normed to, before the weight. Returns what it was multiplied by.
+  // Replaces x by its normed values, before the weight. Returns their factor.
   __device__ __forceinline__ float norm(Values *x) const {
     if (params_.norm.is_layer) {
       const float mean = mean_of(form(), sum_over_norm(0, tree_sum<V>(x->low), tree_sum<V>(x->high)));
@@ -468,7 +471,7 @@ class GradientRun {
     }
   }
 
-  // The gradient of what was weighed becomes that of what was normed.
+  // Makes the gradient of the norm's input from that of its output.
   __device__ __forceinline__ void pass_norm(const Values &normed, float inverse, Values *gradient) const {
     const auto weigh = [&](int first, float *values) {
 #pragma unroll
@@ -501,7 +504,7 @@ class GradientRun {
     }
   }
 
-  // Token `token` of the run, `slot` of those whose angles are shared.
+  // Processes token `token` of the run. Its angles are those in `slot`.
   __device__ __forceinline__ void take_back(uint32_t token, uint32_t slot) {
     const bool is_active = token < tokens_;
     bool turns = turns_ && is_active;
@@ -511,6 +514,7 @@ class GradientRun {
     Values x(*shared_.vector(Shared::kRead), *shared_.vector(Shared::kRead + 1));
     keep_values(&gradient);
     keep_values(&x);
+    // This token's vectors are in registers, so the next one's arrive while it is computed.
     load(token + 1);
     const bool has_factor = params_.has_factors && of_norm_.factor.data != nullptr;
     if (has_factor) {
@@ -544,7 +548,7 @@ class GradientRun {
     store_vector(out + place_.to_high, from_floats<T, V>(gradient->high));
   }
 
-  // Stores sums of heads, and adds those of all heads up. All threads of the block take part.
+  // Stores sums of heads, and adds up those over all heads. All threads of the block take part.
   __device__ __forceinline__ void end_part(uint32_t part) {
     const NormGradientGroup &group = block_.group;
     const bool is_by_head = of_norm_.weight_sums.is_by_head;
@@ -553,7 +557,7 @@ class GradientRun {
       for (int i = 0; i < 2 * V; ++i) *sum_at(thread_.row, head_, channel_of(i)) = sum_[i];
     }
     wait_for_copies<0>();
-    __syncthreads();  // what follows is where other threads have their vectors
+    __syncthreads();  // the following code overwrites other threads' vectors
     const auto sums_of = [&](uint32_t row, uint32_t index) {
       return reinterpret_cast<float *>(shared_.own) + (row * group.row_threads + params_.tensor[index].begin) * (2 * V);
     };
@@ -609,13 +613,13 @@ class GradientRun {
   bool has_sums_;
   UnitFloats *weights_ = nullptr;
   uint32_t head_ = 0;
-  uint32_t first_ = 0;           // token of the run
-  uint32_t tokens_ = 0;          // of the run; 0 where the thread has no unit
-  float sum_[2 * V];             // over tokens, of the thread's channels
-  const char *given_ = nullptr;  // where the run's first token has them
+  uint32_t first_ = 0;           // first token of the run
+  uint32_t tokens_ = 0;          // tokens of the run; 0 if the thread has no unit
+  float sum_[2 * V];             // sums over tokens, for the thread's channels
+  const char *given_ = nullptr;  // address of its vectors in the run's first token
   const char *read_ = nullptr;
   char *out_ = nullptr;
-  UnitFloats *angles_ = nullptr;  // of the unit, in the next token
+  UnitFloats *angles_ = nullptr;  // the unit's angles in the next token
 };
 
 template <typename T, bool IsInterleaved, bool HasSums>

@@ -1,20 +1,21 @@
-// step_general.cuh - norms, rotation and caches of everything: any strides, types, widths, sequences, tables and pages
+// step_general.cuh - norms, rotation and caches of every problem: any strides, types, widths, sequences, tables and
+// pages
 //
-// A block has a token, or some of its heads, `heads_per_block` of q's, k's and v's in this order; each of its warps takes
-// one head after another:
+// A block has a token, or some of its heads, `heads_per_block` of q's, k's and v's in this order. Each of its warps
+// processes one head after another:
 //
 //   block b of the grid    token b / blocks_per_token, part b % blocks_per_token; then block b + gridDim.x, …
-//   warp w                 heads w, w + warps, … of the part; where a norm is over a token the part is all of it
+// //   warp w                 heads w, w + warps, … of the part; with a norm over a token the part is the whole token
 //   lane l                 channels l, l + 32, …
 //
-//   shared   the token's place; cosines and sines of its pairs, as rope_general.cuh has them; sums of heads; then for
-//            each warp a head three times: as it was read, as numbers in the order of the input, where later the factors
-//            of groups are, and in that of the output
+//   shared   the token's place; cosines and sines of its pairs, as in rope_general.cuh; sums of heads; then for each
+//            warp a head three times: as it was read; as numbers in the order of the input, later replaced by the
+//            factors of groups; and in the order of the output
 //
 //   look up the token ─ barrier ─ angles ─ barrier ─ for each head: load ─ norm ─ rotate ─ norm ─ factor ─ for each
 //   destination: scales ─ store
 //
-// Moves each head once in and once out to each of its destinations; a norm over a token reads it once or twice more.
+// Each head is read once and written once to each of its destinations. A norm over a token reads it once or twice more.
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
@@ -29,7 +30,7 @@ struct StepToken {
   CachePlace place;
 };
 
-// A warp's head in shared memory, and what is done with it.
+// A warp's head in shared memory, and the operations on it.
 template <typename T>
 class StepHead {
  public:
@@ -50,7 +51,7 @@ class StepHead {
     raw_ = reinterpret_cast<T *>(moved_ + room);
   }
 
-  // The numbers that the norm is of.
+  // The numbers that are normed.
   __device__ __forceinline__ Real *normed() const { return params_.is_after ? moved_ : in_order_; }
 
   __device__ __forceinline__ void load(int64_t head) {
@@ -95,7 +96,7 @@ class StepHead {
     __syncwarp();
   }
 
-  // From in_order_ to moved_.
+  // Rotates from in_order_ to moved_.
   __device__ __forceinline__ void rotate() {
     const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
     if (!is_turned_) {
@@ -181,7 +182,7 @@ class StepHead {
     return channel >= tensor_.window_begin && channel < tensor_.window_begin + params_.rotary_dim;
   }
 
-  // What is not computed keeps its bits.
+  // Stores a head. Values that are only moved keep their bits.
   __device__ __forceinline__ void store_to(const Destination &to) {
     const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
     if (is_code(to.dtype)) prepare_codes(to);
@@ -211,14 +212,14 @@ class StepHead {
     return side.data + at_.batch * side.stride[kBatch] + at_.token * side.stride[kToken] + head * side.stride[kHead];
   }
 
-  // The channel of the input that an output's has where it is not turned.
+  // The input channel of an output channel that is not turned.
   __device__ __forceinline__ int source_of(int channel) const {
     const int in_window = channel - tensor_.window_begin;
     if (!tensor_.has_styles || in_window < 0 || in_window >= params_.rotary_dim) return channel;
     return tensor_.window_begin + moved_channel(in_window, params_.out_distance, params_.in_distance);
   }
 
-  // Finds what values are multiplied by to become codes, and raises the largest magnitude.
+  // Finds the factors that make values into codes, and raises the largest magnitude.
   __device__ __forceinline__ void prepare_codes(const Destination &to) {
     code_factor_ = 1;
     group_channels_ = 0;
@@ -234,7 +235,8 @@ class StepHead {
     if (to.scales->is_present()) write_scales(to, count / to.scales->groups);
   }
 
-  // The bits of that of values which become a destination's channels from `first` to `last`, in every lane.
+  // Returns the bits of the largest magnitude among values of a destination's channels from `first` to `last`, in every
+  // lane.
   __device__ __forceinline__ uint32_t largest_magnitude(const ChannelPart &part, int first, int last) const {
     const int begin = tensor_.window_begin, end = begin + params_.rotary_dim;
     uint32_t max = 0;
@@ -247,7 +249,7 @@ class StepHead {
     return max_over_lanes(max, 5);
   }
 
-  // The scales of a destination; what values are multiplied by goes to in_order_, which is not needed any more.
+  // Writes the scales of a destination. The factors of values go to in_order_, which is no longer needed.
   __device__ __forceinline__ void write_scales(const Destination &to, int channels) {
     const WrittenScales &scales = *to.scales;
     __syncwarp();
@@ -277,11 +279,11 @@ class StepHead {
   const BatchToken at_;
   const bool is_turned_;
   const GeneralAngles<Real> angles_;
-  int begin_;  // channels that are read, from there
+  int begin_;  // first of the channels that are read
   int end_;
   int64_t head_ = 0;
   Real code_factor_ = 1;
-  int group_channels_ = 0;  // of a group whose factor lies in in_order_; 0: code_factor_ is that of all
+  int group_channels_ = 0;  // channels of a group with its factor in in_order_; 0: code_factor_ holds for all
   Real *in_order_;
   Real *moved_;
   T *raw_;
@@ -362,7 +364,7 @@ __global__ void __launch_bounds__(kMaxStepGeneralThreads)
       }
     }
     __syncthreads();
-    int64_t first = part * params.heads_per_block;  // of the part, counted from the first head of the tensor at hand
+    int64_t first = part * params.heads_per_block;  // number in the part, counted from the present tensor's first head
 #pragma unroll 1
     for (int i = 0; i < params.num_tensors; ++i) {
       const StepGeneralTensor &tensor = params.tensor[i];

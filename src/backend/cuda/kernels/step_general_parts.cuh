@@ -1,4 +1,4 @@
-// step_general_parts.cuh - what the general kernels of the step share: numbers of any type, and sums over all heads
+// step_general_parts.cuh - shared by the general kernels of the step: numbers of any type, and sums over all heads
 #pragma once
 
 #include "backend/cuda/kernels/general_angles.cuh"
@@ -46,7 +46,8 @@ constexpr rope_dtype_t kDtypeOf<BFloat16> = ROPE_DTYPE_BF16;
 template <>
 constexpr rope_dtype_t kDtypeOf<double> = ROPE_DTYPE_F64;
 
-// The tree over sum_of(head) of all heads of a tensor, each by a warp, in every thread. tree(numbers, n) is sum_by_warp.
+// The tree over sum_of(head) of all heads of a tensor. One warp computes each sum; every thread gets the result.
+// tree(numbers, n) is sum_by_warp.
 template <typename Real, typename SumOf, typename Tree>
 __device__ __forceinline__ Real sum_over_heads(uint32_t warps, int64_t heads, Real *head_sums, const SumOf &sum_of,
                                                const Tree &tree) {
@@ -72,7 +73,7 @@ __device__ __forceinline__ Real sum_over_heads(uint32_t warps, int64_t heads, Re
   return total.total();
 }
 
-// In the type of the arithmetic.
+// Loads a number as the type of the arithmetic.
 template <typename Real>
 __device__ __forceinline__ NormForm<Real> norm_form_in(const NormForm<double> &norm) {
   return {static_cast<Real>(norm.eps),

@@ -1,20 +1,21 @@
-// step_heads.cuh - norm and rotation of whole heads, a unit for each thread: what short and long launches share
+// step_heads.cuh - norm and rotation of whole heads, one unit per thread: shared by short and long launches
 //
-// A head is what is normed and turned, all of its channels, or a piece of it (step_pieces.hpp): the window, or the
-// channels outside it, which are blocks of as many. A block's units (rope_facts.hpp) are even and at least four, one in
-// each of 2^lanes_log2 neighbouring lanes of a warp, the last of which may have none: 8 of 2 x 8 channels for 128 channels
-// of 16 bits in vectors of 16 bytes (V = 8).
+// A head here is all channels that are normed and turned, or a piece of a head (step_pieces.hpp): the window, or the
+// channels outside it, cut into blocks of the window's size. A block has an even number of units (rope_facts.hpp), four
+// or more. They lie in 2^lanes_log2 neighbouring lanes of a warp, one in each; the last lanes may have none. 128
+// channels of 16 bits in vectors of 16 bytes (V = 8) have 8 units of 2 x 8 channels:
 //
 //   lane     0        1      …      7
 //   low      0 …  7   8 … 15    …   56 …  63
 //   high    64 … 71  72 … 79    …  120 … 127
 //
-// The sum of a norm follows the tree of norm.hpp: a thread's vectors are subtrees of V channels, `low` of neighbouring
-// lanes are neighbours in the first half of the tree, and `high` in the second, so that two lanes exchange one for the
-// other. Where idle lanes follow, the sums move to where the tree has them.
+// The sum of a norm follows the tree of norm.hpp. A thread's vectors are subtrees of V channels. In the first half of
+// the tree, `low` of neighbouring lanes are neighbours, in the second `high`. Two lanes therefore exchange one vector's
+// sum for the other's. If idle lanes follow, the sums move to their places in the tree.
 //
-// Where memory does not bound a launch instructions do, and registers bound how many threads wait for memory at a time
-// (tests/bench/TUNING.md). So channels stay as they came until a few of them at a time become floats.
+// A launch that memory does not bound is bound by instructions, and the number of registers bounds how many threads
+// wait for memory at a time (tests/bench/TUNING.md). Channels therefore keep their stored type until a few of them at a
+// time become floats.
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
@@ -27,7 +28,7 @@ namespace rope {
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
-// N neighbouring elements of a vector as floats, and back.
+// N neighbouring elements of a vector as floats, and the conversion back.
 template <typename T, int V, int N>
 __device__ __forceinline__ void to_some_floats(const Vector<T, V> &vector, int first, float *floats) {
   Vector<T, N> part;
@@ -45,7 +46,8 @@ __device__ __forceinline__ void from_some_floats(const float *floats, int first,
   for (int i = 0; i < kPart; ++i) vector->word[first / N * kPart + i] = part.word[i];
 }
 
-// Channels that became floats for the sum become floats anew for the product, and take no registers between the two.
+// Channels are converted to floats for the sum and again for the product, so that the floats take no registers in
+// between.
 template <int Bytes>
 __device__ __forceinline__ void forget_floats(Words<Bytes> *vector) {
 #if defined(__CUDA_ARCH__)
@@ -54,7 +56,7 @@ __device__ __forceinline__ void forget_floats(Words<Bytes> *vector) {
 #endif
 }
 
-// N neighbouring numbers of weights or of a bias, which are wide where they are of F32.
+// N neighbouring numbers of weights or of a bias. They are wide if they are F32.
 template <typename T, int N>
 __device__ __forceinline__ void load_numbers(const char *address, bool is_wide, float *numbers) {
   if (sizeof(T) == 4 || is_wide) {
@@ -64,7 +66,7 @@ __device__ __forceinline__ void load_numbers(const char *address, bool is_wide, 
   }
 }
 
-// The factor of a token and head, which is read for threads that are active.
+// The factor of a token and head. Only active threads read it.
 template <typename T>
 __device__ __forceinline__ float load_factor(const StepHeadFactor &factor, uint32_t flags, uint32_t batch,
                                              uint32_t token, uint32_t head, bool is_active) {
@@ -74,19 +76,19 @@ __device__ __forceinline__ float load_factor(const StepHeadFactor &factor, uint3
   return number[0];
 }
 
-// Where a unit's first vector lies in its head, in vectors. The two of a unit are half a block apart.
+// The place of a unit's first vector in its head, in vectors. The second vector is half a block behind it.
 __device__ __forceinline__ uint32_t place_in_head(const StepHeadParams &params, uint32_t unit) {
   return unit + (unit & params.block_mask);
 }
 
-// Where a unit lies, by its number among those of a tensor whose head 0 has unit 0. Heads that are normed are one block,
-// and their outputs have their strides.
+// The place of a unit, from its number among those of a tensor that has unit 0 in head 0. Heads that are normed are one
+// block, and their outputs have the strides of the inputs.
 template <bool IsNormed>
 struct StepUnitOf {
-  uint32_t units;  // of a head
+  uint32_t units;  // units of a head
   uint32_t head;
-  uint32_t number;  // in the head
-  uint32_t place;   // place_in_head of it
+  uint32_t number;  // number of the unit in its head
+  uint32_t place;   // its place_in_head
 
   __device__ __forceinline__ StepUnitOf(const StepHeadParams &params, const StepHeadTensor &tensor, uint32_t unit) {
     const uint32_t lanes_log2 = IsNormed ? params.lanes_log2 : tensor.lanes_log2;
@@ -96,14 +98,14 @@ struct StepUnitOf {
     place = IsNormed ? number : place_in_head(params, number);
   }
 
-  // Where words of the unit go that are read at `in`.
+  // The output address of a unit that is read at `in`.
   __device__ __forceinline__ char *find_out(const StepHeadTensor &tensor, const char *in, uint32_t token) const {
     const char *const of_head = IsNormed ? in : step(in, head, tensor.head_shift);
     return const_cast<char *>(step(of_head + tensor.in_to_out, token, tensor.token_shift));
   }
 };
 
-// The piece of a unit that is counted through all of them.
+// The piece of a unit that is counted through all pieces.
 template <bool IsNormed>
 __device__ __forceinline__ uint32_t find_piece(const StepShortHeadParams<IsNormed> &params, uint32_t unit) {
   uint32_t piece = 0;
@@ -131,8 +133,8 @@ __device__ __forceinline__ float add_lane(float sum, uint32_t distance) {
   return add_rounded(sum, __shfl_xor_sync(kAllLanes, sum, distance));
 }
 
-// The sum over a head, in all its lanes. All lanes of the warp take part. Heads of kUsual units, which most models have,
-// take one branch.
+// The sum over a head, in all its lanes. All lanes of the warp take part. kUsual units, the number of most models, need
+// only one branch.
 template <uint32_t kUsual>
 __device__ __forceinline__ float sum_over_lanes(const StepHeadParams &params, uint32_t number, float low, float high) {
   const bool is_odd = (number & 1u) != 0;
@@ -151,7 +153,7 @@ __device__ __forceinline__ float sum_over_lanes(const StepHeadParams &params, ui
     if (units > 16) sum = add_lane(sum, 16);
     return add_lane(sum, 1);
   }
-  // The even lanes' sums are the first half of the tree's, the odd ones' the second, nothing follows.
+  // The sums of even lanes are the first half of the tree, those of odd lanes the second. No sums follow them.
   const uint32_t half = units / 2, source = number < half ? 2 * number : 2 * (number - half) + 1;
   const float moved = __shfl_sync(kAllLanes, sum, static_cast<int>((threadIdx.x - number + source) % 32));
   sum = number < 2 * half ? moved : 0.0f;
@@ -159,18 +161,18 @@ __device__ __forceinline__ float sum_over_lanes(const StepHeadParams &params, ui
   return sum;
 }
 
-// Where number i of n lies in shared memory. Threads with vectors of eight read two fours each, and from every bank at
-// once if all first fours lie before all second ones.
+// The place of number i of n in shared memory. Threads with vectors of eight read two fours each. If all first fours
+// lie before all second ones, they read from every bank at once.
 template <bool HasEights>
 __device__ __forceinline__ uint32_t spread_fours(uint32_t i, uint32_t n) {
   return HasEights ? i / 8 * 4 + i % 4 + i / 4 % 2 * (n / 2) : i;
 }
 
-// The weights of a head in shared memory, the offset added, spread where V is 8.
+// The weights of a head in shared memory, with the offset added, spread if V is 8.
 template <int V>
 struct SharedWeights {
   const float *of_unit;
-  uint32_t half;  // of the head's channels
+  uint32_t half;  // half of the head's channels
 
   template <int N>
   __device__ __forceinline__ void load(bool is_high, int first, float *weights) const {
@@ -185,7 +187,7 @@ struct SharedWeights {
   }
 };
 
-// A thread's own weights, of the data's type.
+// A thread's own weights, in the data's type.
 template <typename T, int V>
 struct OwnWeights {
   Vector<T, V> low;
@@ -200,7 +202,7 @@ struct OwnWeights {
   }
 };
 
-// The cosines of a token's pairs in shared memory, its sines behind them, both spread where V is 8 and the style HALF.
+// The cosines of a token's pairs in shared memory, followed by the sines. Both are spread if V is 8 and the style HALF.
 template <int V, bool IsInterleaved>
 struct SharedAngles {
   const float *cos_of_unit;
@@ -212,7 +214,7 @@ struct SharedAngles {
     return unit * (IsInterleaved ? V / 2 : kAreSpread ? 4 : V);
   }
 
-  // Turns N pairs. They are of the unit's second vector, or come from its pair `first` on.
+  // Turns N pairs: those of the unit's second vector, or those from its pair `first` on.
   template <int N>
   __device__ __forceinline__ void turn(bool is_high, int first, float *x, float *y, int distance) const {
     const float *const cos = cos_of_unit + (is_high ? pairs / 2 : 0) + first / 4 * (pairs / 2) + first % 4;
@@ -220,7 +222,7 @@ struct SharedAngles {
   }
 };
 
-// scale_channel and weigh_channel of N channels.
+// scale_channel and weigh_channel for N channels.
 template <typename T, int N, bool MayRound>
 __device__ __forceinline__ void scale_and_weigh(const NormForm<float> &form, float inverse, const float *weights,
                                                 float *x) {
@@ -232,18 +234,18 @@ __device__ __forceinline__ void scale_and_weigh(const NormForm<float> &form, flo
   if (MayRound && form.rounds_after_weight) to_floats<T, N>(from_floats<T, N>(x), x);
 }
 
-// Data of other types become codes by kGeneral.
+// kGeneral makes the codes of data of other types.
 template <typename T>
 constexpr bool kMayHaveCodes = sizeof(T) == 2;
 
-// What a unit's values become: words of the data's type, or codes of E4M3.
+// The form of a unit's results: words of the data's type, or codes of E4M3.
 enum class UnitAs {
   kWords,
   kCodes
 };
 
-// N values from the one numbered `first` on, as codes. The codes of a vector take the first half of it, word after word
-// when its channels there were read.
+// Converts N values from number `first` on to codes. A vector's codes take its first half, word after word, after the
+// channels there have been read.
 template <typename Float8, typename T, int V, int N>
 __device__ __forceinline__ void put_codes(float factor, const float *values, int first, Vector<T, V> *vector) {
 #pragma unroll
@@ -264,8 +266,9 @@ __device__ __forceinline__ void put_values(float factor, const float *values, in
   }
 }
 
-// A unit's norm, of which `inverse` is inverse_norm, and its rotation, of a unit that gets them. What gets neither keeps
-// its bits, unless it becomes codes, of products with `factor`. Most calls want no roundings within the norm.
+// Norms a unit (`inverse` is inverse_norm) and rotates it, as far as its tensor is normed and rotated. A unit without
+// either keeps its bits, unless it becomes codes, from products with `factor`. Most calls have no roundings inside the
+// norm.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, UnitAs kAs, typename Weights>
 __device__ __forceinline__ void change_unit(const NormForm<float> &form, float inverse, const Weights &weights,
                                             bool is_normed, bool is_turned,
@@ -306,7 +309,7 @@ __device__ __forceinline__ void change_unit(const NormForm<float> &form, float i
   }
 }
 
-// A unit's values all at once: what the largest of them is found of first, or what is written in two ways.
+// All values of a unit at once. They are needed to find the largest magnitude first, or to write values in two forms.
 template <typename T, int V>
 struct UnitValues {
   float low[V];
@@ -317,7 +320,7 @@ struct UnitValues {
     to_floats<T, V>(of_high, high);
   }
 
-  // As change_unit does it.
+  // Does the work of change_unit.
   template <bool MayRound, typename Weights>
   __device__ __forceinline__ void norm(const NormForm<float> &form, float inverse, const Weights &weights) {
     constexpr int kPiece = V < 4 ? V : 4;
@@ -356,13 +359,13 @@ struct UnitValues {
     }
   }
 
-  // To the data's type.
+  // Rounds to the data's type.
   __device__ __forceinline__ void round() {
     to_floats<T, V>(from_floats<T, V>(low), low);
     to_floats<T, V>(from_floats<T, V>(high), high);
   }
 
-  // The largest magnitude; of NaNs some NaN.
+  // The largest magnitude. If there are NaNs, it is one of them.
   __device__ __forceinline__ float largest() const {
     float of_low = 0.0f, of_high = 0.0f;
 #pragma unroll
@@ -382,7 +385,7 @@ struct UnitValues {
   }
 };
 
-// Where a pair has its cosine and its sine in a row of the table.
+// The places of a pair's cosine and sine in a row of the table.
 struct TablePlace {
   const char *cos;
   const char *sin;
@@ -406,7 +409,7 @@ struct TablePlace {
   }
 };
 
-// Stores codes, which are the first half of a vector.
+// Stores codes, which fill the first half of a vector.
 template <typename Vector>
 __device__ __forceinline__ void store_code_half(char *to, const Vector &vector) {
   constexpr int kBytes = sizeof(Vector) / 2;
@@ -432,8 +435,8 @@ __device__ __forceinline__ void store_unit(const StepHeadParams &params, bool as
   store_vector(to + params.to_high, high);
 }
 
-// Stores a unit to the cache at `slot`, which may have any value; `cache` is where page 0's first entry would have it.
-// Returns whether the slot is outside.
+// Stores a unit to the cache at `slot`, which may have any value. `cache` is the unit's address in page 0's first
+// entry. Returns whether the slot is out of range.
 template <bool HasCodes, typename Vector>
 __device__ __forceinline__ bool store_cached(const StepHeadParams &params, const StepHeadTensor &tensor, char *cache,
                                              LoadedInteger loaded, bool as_codes, const Vector &low,

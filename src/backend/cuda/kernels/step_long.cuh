@@ -1,7 +1,8 @@
 // step_long.cuh - the step's kernels for long launches of whole heads
 //
-// 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes, blocks of 128 threads, two turns. All threads of a
-// block have the same tensor, or piece of one's heads (step_pieces.hpp). The blocks of a group of tokens follow each other.
+// The picture has 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes, blocks of 128 threads, two turns. All
+// threads of a block have one tensor, or one piece of its heads (step_pieces.hpp). The blocks of a group of tokens are
+// consecutive.
 //
 //   block of the group    0           1             2           3             4              5
 //   tensor                q                                                   k              v
@@ -10,16 +11,16 @@
 //   heads                 0 … 15     16 … 31        0 … 15     16 … 31        0 … 7          0 … 7
 //
 //   grid x           the blocks of all groups
-//   grid y           batches, where their tokens cannot be counted as those of one
-//   tensor.rows      tokens that a block has at a time, rows of threads
-//   turns            how often it takes that many
-//   tensor.parts     blocks of a token, where its heads have more units than a block threads
+//   grid y           batches, if their tokens cannot be counted as those of one
+//   tensor.rows      tokens of a block at a time, one for each row of threads
+//   turns            how many times the block takes new tokens
+//   tensor.parts     blocks of a token, if its heads have more units than a block has threads
 //   tensor.runs      blocks that share the tokens of a group, rows * turns of them each
 //   shared           for each token of the block: cosines of its pairs, then sines; then whether it is lost, for each
 //                    token; then the tensor's weights
 //
-// Moves each head once in and once out to each of its destinations. Each block reads besides the positions of its tokens
-// and their rows of a table, the weights of its tensor, and each thread of a cached head a slot.
+// Each head is read once and written once to each of its destinations. Each block also reads the positions of its
+// tokens and their rows of a table, and the weights of its tensor; each thread of a cached head reads a slot.
 #pragma once
 
 #include "backend/cuda/kernels/occupancy.cuh"
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     low = load_vector<Vector<T, V>>(in);
     high = load_vector<Vector<T, V>>(in + params.to_high);
   };
+  // The first vectors arrive while the block computes its angles.
   if (is_active) load();
 
   const uint32_t tokens = rows * turns;
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     if constexpr (IsNormed) share_weights<T, V>(params, tensor, shared_weights);
     __syncthreads();
   }
-  const uint32_t read_unit = number < params.units_per_block ? number : 0;  // idle lanes compute too
+  const uint32_t read_unit = number < params.units_per_block ? number : 0;  // idle lanes compute, too
   Angles angles = {cos + place.row * (2 * params.pairs) + Angles::first_of(read_unit), params.pairs, params.pairs};
   const SharedWeights<V> weights = {shared_weights + read_unit * (V > 4 ? 4 : V), params.pairs};
   const auto store = [&] {

@@ -1,5 +1,5 @@
-// step_long_parts.cuh - what the step's kernels for long launches of whole heads share: params, the place of a thread, and
-// the angles and weights in shared memory
+// step_long_parts.cuh - shared by the step's kernels for long launches of whole heads: params, the place of a thread,
+// and the angles and weights in shared memory
 //
 // step_long.cuh shows how blocks are distributed.
 #pragma once
@@ -19,20 +19,20 @@ using StepLongParams =
                        std::conditional_t<kAngles == StepAngles::kComputed,
                                           WithAngles<StepLongHeadParams, kMaxLongStepPairs>, StepLongTableParams>>;
 
-// What a launch could pass before CUDA 12.1.
+// The largest params that CUDA accepts before 12.1.
 static_assert(sizeof(WithScales<StepLongParams<StepAngles::kComputed>>) <= 4096, "");
 
-// Of step_codes.cuh.
+// The params of step_codes.cuh.
 template <StepCodes kCodes, StepAngles kAngles>
 using StepCodesParams = std::conditional_t<kCodes == StepCodes::kStatic, WithCodes<StepLongParams<kAngles>>,
                                            WithScales<StepLongParams<kAngles>>>;
 
-// The block of a thread, and the thread's number among those of its row.
+// The block of a thread, and the thread's number in its row.
 template <bool IsNormed>
 struct LongPlace {
-  uint32_t index;        // of the piece
-  uint32_t part;         // of the blocks of its tokens
-  uint32_t first_token;  // of the block
+  uint32_t index;        // number of the piece
+  uint32_t part;         // number among the blocks of its tokens
+  uint32_t first_token;  // first token of the block
   uint32_t row;
   uint32_t thread;
   bool has_row;
@@ -56,13 +56,13 @@ struct LongPlace {
   }
 };
 
-// Writes the angles of a block's tokens, from `first` on, and for tables whether they are lost. With a table it prefetches
-// what later tokens wait for: their positions, and the rows that follow, which are mostly theirs.
+// Writes the angles of a block's tokens, from `first` on, and for tables whether the tokens are lost. With a table it
+// prefetches data of later tokens: their positions, and the rows that follow, which are mostly theirs.
 template <StepAngles kAngles, bool HasLookups, bool AreSpread>
 __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &params, const StepLongTensor &tensor,
                                              uint32_t first, uint32_t part, float *cos, uint32_t *lost) {
   const uint32_t numbers = tensor.rows * params.turns * params.pairs;
-  const bool is_first = part == 0 && (tensor.flags & kCountsPositions) != 0;  // of the blocks of these tokens
+  const bool is_first = part == 0 && (tensor.flags & kCountsPositions) != 0;  // first block of these tokens
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < numbers; i += blockDim.x) {
     const DivmodResult place = params.by_pairs.divmod(i);
@@ -106,14 +106,14 @@ __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &para
   }
 }
 
-// Writes a tensor's weights, the offset added.
+// Writes a tensor's weights with the offset added.
 template <typename T, int V>
 __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, const StepLongTensor &tensor,
                                               float *weights) {
   constexpr int kFour = V < 4 ? V : 4;
   const bool is_wide = sizeof(T) == 4 || (tensor.flags & kHasWideWeight) != 0;
   const uint32_t channels = 2 * params.pairs;
-  // From the last thread on, because the first ones have angles to find.
+  // The last threads begin, because the first ones compute angles.
   for (uint32_t i = (blockDim.x - 1 - threadIdx.x) * kFour; i < channels; i += blockDim.x * kFour) {
     float w[kFour] = {};
     if (tensor.weight != nullptr && is_wide) {

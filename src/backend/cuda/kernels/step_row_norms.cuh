@@ -1,5 +1,5 @@
-// step_row_norms.cuh - what a norm takes of a head whose units lie in neighbouring lanes: the sum over them, and the
-// numbers of a vector's channels
+// step_row_norms.cuh - parts of a norm over a head with units in neighbouring lanes: the sum over the units, and the
+// weights or biases of a vector's channels
 #pragma once
 
 #include "backend/cuda/kernels/step_row_units.cuh"
@@ -14,7 +14,7 @@ __device__ __forceinline__ float sum_of(const float *x, bool of_squares) {
   return tree_sum<V>(terms);
 }
 
-// The sum over a head of what its threads have, `low` and `high`. All lanes of the warp take part.
+// The sum over a head of its threads' `low` and `high`. All lanes of the warp take part.
 template <int VectorBytes>
 __device__ __forceinline__ float sum_of_head(const StepRowParams &params, const StepRowTensor &tensor,
                                              const UnitPlace &place, uint32_t unit, float low, float high,
@@ -49,7 +49,7 @@ __device__ __forceinline__ float sum_of_head(const StepRowParams &params, const 
   return sum;
 }
 
-// The numbers of a vector's channels, of F32 or of the data's type.
+// The numbers of a vector's channels, in F32 or the data's type.
 struct VectorNumbers {
   const char *data;  // NULL: there are none
   bool is_wide;
@@ -60,7 +60,7 @@ struct VectorNumbers {
   }
 };
 
-// Calls change(channel, its number) for each channel of a vector that has numbers.
+// Calls change(channel, its number) for each channel of a vector, if there are numbers.
 template <typename T, int V, typename Change>
 __device__ __forceinline__ void for_each_number(const VectorNumbers &numbers, const Change &change) {
   constexpr int kStep = V < 4 ? V : 4;

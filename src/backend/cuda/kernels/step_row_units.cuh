@@ -1,6 +1,6 @@
-// step_row_units.cuh - what a thread of the step's kernels of rows has, and what it shares with those of its token
+// step_row_units.cuh - the part of a thread in the step's kernels of rows, and the data that threads of a token share
 //
-// step_rows.cuh has a picture of both.
+// step_rows.cuh has pictures of both.
 #pragma once
 
 #include "backend/cuda/kernels/addresses.cuh"
@@ -9,17 +9,17 @@
 
 namespace rope {
 
-// What the threads of a token share beside its angles, which follow it.
+// Data that the threads of a token share, in addition to its angles, which follow it.
 struct alignas(16) StepShared {
   int64_t cache_row[2];  // in bytes from the beginnings of k's and v's cache
-  uint32_t page;         // of both, where instances with codes write scales
+  uint32_t page;         // page in both caches, in instances with codes that write scales
   uint32_t entry;
   bool is_cached;
-  bool is_lost;  // it has no row of the table
+  bool is_lost;  // the token has no row of the table
 };
 static_assert(sizeof(StepShared) == kStepSharedBytes, "");
 
-// Threads that share the angles of a token: a warp of kShortRows, a row of kLongRows.
+// The number of threads that share the angles of a token: a warp of kShortRows, a row of kLongRows.
 template <bool IsShort>
 struct Sharers {
   static __device__ __forceinline__ uint32_t number() { return IsShort ? threadIdx.x % 32 : threadIdx.x; }
@@ -37,12 +37,12 @@ struct Sharers {
 };
 
 struct StepAt {
-  uint32_t flat;  // token, counted through all batches
+  uint32_t flat;  // number of the token among those of all batches
   uint32_t batch;
-  uint32_t token;  // of its batch
+  uint32_t token;  // number of the token in its batch
 };
 
-// Writes where the token goes in the caches.
+// Writes the token's place in the caches.
 __device__ __forceinline__ void share_place(const StepRowParams &params, const StepAt &at, const StepPlace &place,
                                             bool counts_faults, StepShared *shared) {
   shared->is_cached = place.is_cached;
@@ -61,7 +61,7 @@ __device__ __forceinline__ CosSin<float> load_row_angle(const StepRowParams &par
   return {entry_of(loaded.cos, params.table.dtype), params.sin_scale < 0.0f ? -sin : sin};
 }
 
-// Where a unit lies in its head, in bytes.
+// The place of a unit in its head, in bytes.
 struct UnitPlace {
   bool is_rotary;
   int32_t low;
@@ -77,16 +77,16 @@ __device__ __forceinline__ UnitPlace find_unit_place(const StepRowTensor &tensor
   return {false, outside < tensor.window_begin ? outside : outside + tensor.window_size, VectorBytes};
 }
 
-// What a thread has: a unit of a head of a token. Nothing of it stays in registers while a head is computed: the kernel
+// A thread's unit: its token, head and place. Nothing of it stays in registers while a head is computed: the kernel
 // finds it twice.
 template <int VectorBytes>
 struct StepUnit {
   StepAt at;
   bool has_token;
-  bool is_first_part;  // of the blocks that share the token
+  bool is_first_part;  // the first of the blocks that share the token
   int tensor;
   uint32_t head;
-  uint32_t number;  // in its head
+  uint32_t number;  // number of the unit in its head
   UnitPlace place;
   bool is_active;
 
@@ -111,7 +111,7 @@ struct StepUnit {
                 (place.is_rotary || (mine.flags & kReadsOutside) != 0);
   }
 
-  // Where its head lies on one side of its tensor, and where it lies there itself.
+  // The address of its head on one side of its tensor, and of the unit in it.
   __device__ __forceinline__ char *head_in(const RopeRowSide &side) const {
     return const_cast<char *>(step(step(side.data, at.token, side.token), head, side.head)) +
            static_cast<int64_t>(at.batch) * side.batch;

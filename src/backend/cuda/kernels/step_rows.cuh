@@ -1,8 +1,8 @@
-// step_rows.cuh - the step's kernels for heads of which a part is turned, for norms over all heads of a token, and in long
-// launches for layer norms, norms behind the rotation and weights of each head
+// step_rows.cuh - the step's kernels for heads with a part that is turned, for norms over all heads of a token, and in
+// long launches for layer norms, norms behind the rotation and weights of each head
 //
-// 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes (V = 8): 8 units a head, 384 threads a token, three
-// parts of 128 threads.
+// The picture has 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes (V = 8): 8 units a head, 384 threads a
+// token, three parts of 128 threads.
 //
 //   part                                   0                                  │      1      │      2
 //   threadIdx.x    0        1      …       7     │    8     …    │ …  127     │   0   … 127 │   0   … 127
@@ -10,27 +10,28 @@
 //   low         0 …  7   8 … 15    …   56 …  63  │  0 …  7  …    │ 56 …  63   │             │
 //   high       64 … 71  72 … 79    …  120 … 127  │ 64 … 71  …    │120 … 127   │             │
 //
-//   grid x   blocks: parts of a group of blockDim.y tokens follow each other
-//   y        of a thread: the token of the group
+//   grid x   blocks; the parts of a group of blockDim.y tokens are consecutive
+//   y        number of the thread's token in the group
 //
-// A head has 2^lanes_log2 threads, so that none lies in two warps; where its units are no power of two the last threads
-// have none. Units are those of rope_facts.hpp, both vectors of a copy unit side by side. In kShortRows
-// a warp has units of one token, finds all its angles and its slot by itself and waits for no other; in kLongRows a row of
-// threads does so together.
+// A head has 2^lanes_log2 threads, so that none lies in two warps. If its units are no power of two, the last threads
+// have none. Units are those of rope_facts.hpp, with both vectors of a copy unit side by side. In kShortRows a warp has
+// units of one token, finds all its angles and its slot by itself, and needs no barrier. In kLongRows a row of threads
+// does this together.
 //
 //   shared   for each row (kLongRows) or warp (kShortRows): StepShared, a cosine for each pair, then the sines; a room
 //            for each warp; with a norm over a token TokenSums
 //
-// The sum of a norm follows the tree of norm.hpp: a thread's vectors are subtrees of V channels. Where the window is the
+// The sum of a norm follows the tree of norm.hpp. A thread's vectors are subtrees of V channels. If the window is the
 // whole head, `low` of neighbouring threads are neighbours in the first half of the tree, and `high` in the second, and
-// two threads exchange one for the other; elsewhere the subtrees are put in order through shared memory. Where a norm is
-// over all heads of a token, a block has whole tensors of one token, whose heads' sums meet in shared memory.
+// two threads exchange one for the other. Otherwise the subtrees are put in order through shared memory. With a norm
+// over all heads of a token, a block has whole tensors of one token, and shared memory combines the sums of their
+// heads.
 //
-// Instances with codes, of kLongRows, are one for every norm. Threads hold all values of their units there, which become
+// One instance of kLongRows with codes serves every norm. Its threads hold all values of their units, which become
 // words and codes with static or written scales.
 //
-// Moves each head once in and once out to each of its destinations. A token's slot, position and row of a table are read
-// once for each row of threads or warp.
+// Each head is read once and written once to each of its destinations. A token's slot, position and row of a table are
+// read once for each row of threads, or each warp.
 #pragma once
 
 #include <type_traits>
@@ -45,7 +46,7 @@
 
 namespace rope {
 
-// threadIdx.x, of which the compiler does not know that it was read before.
+// threadIdx.x. The compiler cannot see that it was read before, and so does not keep it in a register.
 __device__ __forceinline__ uint32_t reread_thread() {
 #if defined(__CUDA_ARCH__)
   uint32_t thread;
@@ -56,14 +57,14 @@ __device__ __forceinline__ uint32_t reread_thread() {
 #endif
 }
 
-// Sums of a token whose tensors lie in the block.
+// Sums of a token. Its tensors lie in the block.
 struct TokenSums {
-  float of_head[kMaxStepTokenThreads];  // a tensor's from its first thread on
+  float of_head[kMaxStepTokenThreads];  // each tensor's begin at its first thread
   float of_tensor[3];
 };
 static_assert(sizeof(TokenSums) <= kStepTokenSumBytes, "");
 
-// The sum over all heads of a thread's tensor, from that over its head. All threads of the block take part.
+// The sum over all heads of a thread's tensor, from the sum over the thread's head. All threads of the block take part.
 template <int VectorBytes>
 __device__ __forceinline__ float sum_of_token(const StepRowParams &params, const StepUnit<VectorBytes> &mine, float sum,
                                               TokenSums *sums) {
@@ -84,8 +85,8 @@ __device__ __forceinline__ float sum_of_token(const StepRowParams &params, const
   return sums->of_tensor[mine.tensor];
 }
 
-// A vector of a head times r and the weight, plus the bias: scale_channel, weigh_channel and add_bias, the roundings of
-// all channels behind one branch.
+// A vector of a head times r and the weight, plus the bias: scale_channel, weigh_channel and add_bias, with the
+// roundings of all channels behind one branch.
 template <typename T, int V>
 __device__ __forceinline__ void normalise(const NormForm<float> &form, float inverse, const VectorNumbers &weight,
                                           const VectorNumbers &bias, float *x) {
@@ -120,7 +121,7 @@ constexpr int max_step_row_threads(StepNorm norm, bool has_codes) {
   return has_codes ? kMaxStepCodeThreads : norm == StepNorm::kOfToken ? kMaxStepTokenThreads : kMaxStepThreads;
 }
 
-// kNorm of instances with codes is kOfToken, whatever the norm.
+// Instances with codes have kNorm = kOfToken for every norm.
 template <typename T, int V, bool IsShort, bool IsInterleaved, StepNorm kNorm, StepAngles kAngles, bool HasCodes>
 __global__ void __launch_bounds__(max_step_row_threads(kNorm, HasCodes),
                                   min_blocks_per_multiprocessor(HasCodes ? kStepRowCodesResidentThreads
@@ -267,7 +268,8 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm, HasCodes),
       normalise_at(mine.place.low + mine.place.to_high, y);
     };
     if constexpr (HasCodes) {
-      // The norm stands once in the code, wherever it comes. Where nothing becomes codes this takes 8 to 15 % longer.
+      // The loop makes the norm appear once in the code, before or after the rotation. In instances without codes it
+      // would take 8 to 15 % longer.
 #pragma unroll 1
       for (bool is_behind = false;; is_behind = true) {
         if (params.has_norm && is_behind == params.is_after) norm();
@@ -297,7 +299,7 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm, HasCodes),
   const StepUnit<kVectorBytes> again(params, kNorm == StepNorm::kNone ? threadIdx.x : reread_thread());
   if (!again.is_active) return;
   const StepRowTensor &target = params.tensor[again.tensor];
-  // A thread of another tensor in a warp that normed: what keeps its bits is read again.
+  // A warp that normed may have a thread of a tensor without a norm: the values that keep their bits are read again.
   if (kNorm != StepNorm::kNone && computes && !is_computed) {
     const char *const in_again = again.address_in(target.in);
     low = load_vector<Vector<T, V>>(in_again);
@@ -320,7 +322,7 @@ const void *find_step_rows_kernel(StepAngles angles) {
   constexpr int V = (IsShort ? kShortStepVectorBytes : kLongStepVectorBytes) / static_cast<int>(sizeof(T));
 #define ROPE_STEP_KERNEL(is_interleaved, norm, angles) \
   reinterpret_cast<const void *>(step_rows_kernel<T, V, IsShort, is_interleaved, norm, StepAngles::angles, HasCodes>)
-  // Without angles a norm behind the rotation is one before it.
+  // Without angles a norm behind the rotation equals one before it.
   constexpr StepNorm kAlone = kNorm == StepNorm::kAfter ? StepNorm::kBefore : kNorm;
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kNorm, kComputed)
          : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kNorm, kTable)

@@ -1,6 +1,7 @@
-// step_short.cuh - the step's kernels for short launches of whole heads, as decoding has them
+// step_short.cuh - the step's kernels for short launches of whole heads, as in decoding
 //
-// 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 8 bytes: 16 units a head, 768 a token, six parts of 128 threads.
+// The picture has 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 8 bytes: 16 units a head, 768 a token, six
+// parts of 128 threads.
 //
 //   blockIdx.y                             0                                  │      1      │ …  5
 //   threadIdx.x    0        1      …      15     │   16     …    │ …  127     │   0   … 127 │
@@ -10,14 +11,14 @@
 //   grid y   parts of a token: unit blockIdx.y * blockDim.x + threadIdx.x
 //
 //   IsWarp   a warp finds all angles of its token: lane l those of pairs l and l + 32
-//   else     a block does: thread x that of pair x. It has no fewer threads than a head has pairs
+//   else     a block finds them: thread x that of pair x. It has at least as many threads as a head has pairs
 //   shared   cos[kMaxShortStepPairs], then sin[kMaxShortStepPairs], of each warp or of the block
 //
-// Moves each head once in and once out to each of its destinations. Each thread of a head reads its own weights, each
-// warp or block a token's position and row of a table, each thread of a cached head a slot.
+// Each head is read once and written once to each of its destinations. Each thread of a head reads its own weights,
+// each warp or block a token's position and row of a table, each thread of a cached head a slot.
 //
-// As in rope_short.cuh such a launch is a chain of latencies: few parameters, code that goes straight on, and with
-// programmatic launch all addresses before the previous launch is waited for.
+// Like the launches of rope_short.cuh, such a launch is a chain of latencies. Therefore it has few parameters and
+// straight code, and with programmatic launch it computes all addresses before it waits for the previous launch.
 #pragma once
 
 #include <type_traits>
@@ -42,7 +43,7 @@ template <bool IsNormed, bool HasCodes, StepAngles kAngles>
 using StepShortParams = std::conditional_t<HasCodes, WithCodes<StepShortWordParams<IsNormed, kAngles>>,
                                            StepShortWordParams<IsNormed, kAngles>>;
 
-// All but norms with codes take fewer registers without a bound, which 0 means.
+// All kernels except norms with codes take fewer registers without a bound; 0 means no bound.
 constexpr int min_short_blocks(bool is_bounded) {
   return is_bounded ? min_blocks_per_multiprocessor(kStepShortResidentThreads, kMaxStepThreads) : 0;
 }
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
   const char *const position_address = step(params.positions, token, params.position_bytes);
   const char *const slot_address = step(params.slots.data, token, params.slots.token_bytes);
   const char *const weight = step(tensor.weight, number, kVectorBytes);
-  // Those behind the last pair's are never read.
+  // Increments behind the last pair's are never read.
   uint64_t increment[kOfSharer];
   const bool has_pair = IsWarp || sharer < params.pairs;
   if constexpr (kAngles == StepAngles::kComputed) {
@@ -93,10 +94,12 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
       increment[i] = (through_memory(params.increments) + sharer)[i * kLanes];
     }
   }
+  // The wait depends on all addresses, so that the compiler computes them before it.
   wait_for_previous_launch_with(unused_bits(in) | unused_bits(out) | unused_bits(position_address) |
                                 unused_bits(slot_address) | unused_bits(weight) | unused_bits(cache) |
                                 (HasCodes ? unused_bits(scale_address) : 0));
 
+  // All loads begin before the first result is needed, so that their latencies overlap.
   LoadedInteger position = {token & params.implicit_mask, 0}, slot = kNoSlot;
   if (kIsTurned && has_pair && params.has_positions) {
     position = load_step_integer(position_address, params.has_wide_positions);
@@ -149,6 +152,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
     inverse = inverse_norm(params.norm, sum);
   }
   if constexpr (kIsTurned && IsWarp) __syncwarp();
+  // The barrier also tells every thread whether the token is lost.
   if constexpr (kIsTurned && !IsWarp) is_lost = __syncthreads_or(is_lost) != 0;
   if (!is_active) return;
   const bool is_changed = (tensor.flags & kIsChanged) != 0;
@@ -194,7 +198,7 @@ template <typename T, bool IsInterleaved, bool IsNormed>
 const void *find_step_short_kernel(const StepVariant &variant) {
   const bool is_warp = variant.kernel == StepKernel::kWarp;
   if constexpr (kMayHaveCodes<T>) {
-    constexpr bool kMayBeWarp = !IsNormed;  // plan_short_heads asks for no others
+    constexpr bool kMayBeWarp = !IsNormed;  // plan_short_heads selects no others
     if (variant.has_codes()) {
       return is_warp ? find_step_short_kernel<T, kMayBeWarp, IsInterleaved, IsNormed, true>(variant.angles)
                      : find_step_short_kernel<T, false, IsInterleaved, IsNormed, true>(variant.angles);

@@ -1,7 +1,7 @@
-// step_short_more.cuh - the step's kernels for short launches of whole heads with what step_short.cuh has not
+// step_short_more.cuh - the step's kernels for short launches of whole heads with features that step_short.cuh lacks
 //
-// Layer norms, norms behind the rotation, weights of each head or of F32, several position axes, page tables. Units,
-// blocks and shared memory are those of step_short.cuh where a block finds the angles of its token.
+// The features are layer norms, norms behind the rotation, weights of each head or of F32, several position axes, and
+// page tables. Units, blocks and shared memory are those of step_short.cuh if a block finds the angles of its token.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +21,7 @@ using StepMoreParams = std::conditional_t<
     std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortMoreParams<IsNormed>, kMaxShortStepPairs>,
                        WithTable<StepShortMoreParams<IsNormed>>>>;
 
-// The numbers of a unit's channels in a head's weights or bias, of F32 or of the data's type.
+// A unit's part of a head's weights or bias, in F32 or the data's type.
 template <typename T, int V>
 struct UnitNumbers {
   float low[V] = {};

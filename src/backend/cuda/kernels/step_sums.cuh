@@ -7,7 +7,7 @@
 
 namespace rope {
 
-// Numbers in shared memory, of which a tree has the sum: x, or the squares of x - mean; behind the last one +0.
+// Numbers in shared memory to be added by a tree: x, or the squares of x - mean; +0 behind the last one.
 template <typename Real>
 struct SummedNumbers {
   const Real *x;
@@ -32,7 +32,7 @@ __device__ __forceinline__ Real sum_run(const SummedNumbers<Real> &numbers, int 
   }
 }
 
-// The tree's sum of n terms, at most 1024, in every lane of the warp.
+// The tree's sum of n terms, 1024 or less, in every lane of the warp.
 template <typename Real>
 __device__ __forceinline__ Real sum_by_warp(const SummedNumbers<Real> &numbers, int n) {
   constexpr uint32_t kAllLanes = 0xffffffffu;

@@ -1,4 +1,4 @@
-// step_token.cuh - a token of the step's kernels of heads and of rows: its positions, its place in the caches
+// step_token.cuh - a token in the step's kernels of heads and of rows: its positions and its place in the caches
 #pragma once
 
 #include "backend/cuda/kernels/addresses.cuh"
@@ -26,7 +26,7 @@ __device__ __forceinline__ uint64_t finish_step_position(const Params &params, L
   return extend(position, params.has_wide_positions || !params.has_positions) + params.position_offset;
 }
 
-// Whether a token whose positions begin at `address` has one on some axis that is in no row of a table.
+// Whether one of the positions at `address`, one for each axis, is in no row of the table.
 template <typename Params>
 __device__ __forceinline__ bool has_lost_axis(const Params &params, const char *address, LoadedInteger implicit,
                                               uint64_t rows) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ bool has_lost_axis(const Params &params, const char *
 
 // ---- Places in caches ----
 
-// A slot of no token.
+// A slot that no token has.
 constexpr LoadedInteger kNoSlot = {~0u, ~0u};
 
 struct StepPlace {
@@ -57,7 +57,7 @@ struct StepPlace {
 constexpr StepPlace kNowhere = {0, 0, false, false};
 constexpr StepPlace kOutside = {0, 0, false, true};
 
-// The place that a slot means, which may have any value.
+// The place of a slot, which may have any value.
 __device__ __forceinline__ StepPlace find_slot(const StepSlots &slots, LoadedInteger loaded) {
   const uint64_t slot = extend(loaded, slots.is_64_bit);
   const bool is_skipped = slots.skips_slot_0 && slot == 0;
@@ -66,7 +66,8 @@ __device__ __forceinline__ StepPlace find_slot(const StepSlots &slots, LoadedInt
   return {place.quotient, place.remainder, true, false};
 }
 
-// The place of a token that has position `loaded` in the caches: find_cache_place of pages, whatever the table says.
+// The place of a token with position `loaded` in the caches: find_cache_place for pages, safe for any contents of the
+// table.
 __device__ __forceinline__ StepPlace find_page(const StepSlots &slots, const StepLookups &lookups, LoadedInteger loaded,
                                                uint32_t batch, uint32_t token) {
   const StepPages &pages = lookups.pages;
@@ -101,7 +102,7 @@ __device__ __forceinline__ StepPlace find_page(const StepSlots &slots, const Ste
   return {static_cast<uint32_t>(page), place.remainder, true, false};
 }
 
-// The slot of a token, or its position in the caches, which is `implicit` where none is in memory.
+// The slot of a token, or its position in the caches. The position is `implicit` if none is in memory.
 __device__ __forceinline__ LoadedInteger load_slot(const StepSlots &slots, const char *address, uint32_t implicit) {
   if (slots.data == nullptr) return {implicit, 0};
   return load_step_integer(address, slots.is_64_bit);

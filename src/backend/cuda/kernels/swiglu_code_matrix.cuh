@@ -18,34 +18,13 @@
 
 #include "backend/cuda/kernels/codes.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
+#include "backend/cuda/kernels/swiglu_code_vector.cuh"
 #include "backend/cuda/kernels/swiglu_vector.cuh"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/problem/integers.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
-
-// The codes of eight values, in order.
-template <typename Float8>
-__device__ __forceinline__ void store_codes(char *to, float factor, const float (&value)[8]) {
-  Words<8> codes = {};
-#pragma unroll
-  for (int i = 0; i < 8; i += 2) {
-    const uint32_t pair =
-        join_codes<Float8>(multiply_rounded(value[i], factor), multiply_rounded(value[i + 1], factor));
-    codes.word[i / 4] |= pair << (i % 4 * 8);
-  }
-  store_vector(to, codes);
-}
-
-__device__ __forceinline__ void store_code_pairs(char *to, float factor, const float (&value)[8]) {
-  Words<4> codes = {};
-#pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) {
-    codes.word[0] |= uint32_t{round_to<Float4E2M1>(multiply_rounded(value[i], factor)).bits} << (4 * i);
-  }
-  store_vector(to, codes);
-}
 
 // Where a row of gate, up and out begins, and whether it exists.
 struct CodeRow {

@@ -1,4 +1,4 @@
-// swiglu_codes.cuh - the SwiGLU kernel, forward, of every option, whose out has codes of 8 or 4 bits
+// swiglu_codes.cuh - the SwiGLU kernels, forward and backward, of every option, of an output of codes of 8 or 4 bits
 //
 //   block     unit blockIdx.y * gridDim.x + blockIdx.x: a group of elements that have one written scale or, without such
 //             scales, so many elements one after another
@@ -7,7 +7,7 @@
 // With a written scale a unit's values are computed twice, once for the largest magnitude and once to become codes: the
 // second time what they are made of is in the caches.
 //
-// Moves two elements in and a code out; besides what swiglu_options_kernel moves, and a scale for each group. With tiles
+// Moves all inputs of an element and a code out; also what swiglu_options_kernel moves, and a scale for each group. With tiles
 // the block of the last group of a row, or of the last row, sets the padding beside it to zero.
 #pragma once
 
@@ -46,7 +46,7 @@ class RowFinder {
 };
 
 // The value of an element whose row is there.
-template <typename T>
+template <typename T, bool IsBackward>
 __device__ __forceinline__ float code_value(const SwigluCodesParams &params, const ElementIndex &index,
                                             const SwigluRow &row) {
   float row_scale = 1;
@@ -54,7 +54,7 @@ __device__ __forceinline__ float code_value(const SwigluCodesParams &params, con
     const int64_t offset = index.offset(params.row_scale_stride) + row.factor * params.lookup.factor_stride;
     row_scale = load_row_scale<T>(params.row_scale + offset, params.is_row_scale_f32);
   }
-  float value[2][1], result[1][1];
+  float value[IsBackward ? 3 : 2][1], result[IsBackward ? 3 : 1][1];
 #pragma unroll
   for (int i = kGate; i <= kUp; ++i) {
     value[i][0] = load_element<T>(params.in[i] + index.offset(params.in_stride[i]));
@@ -62,8 +62,12 @@ __device__ __forceinline__ float code_value(const SwigluCodesParams &params, con
     const int64_t offset = index.offset(params.bias_stride[i]) + row.expert * params.lookup.bias_expert_stride[i];
     add_bias_vector<T, 1>(params.bias[i] + offset, params.is_bias_f32[i], value[i]);
   }
+  if constexpr (IsBackward) {
+    value[kGradOut][0] = load_element<T>(params.in[kGradOut] + index.offset(params.in_stride[kGradOut]));
+  }
   compute_with_options<SwigluFormula::kOptions, T, 1>(value, options_of<float>(params), row_scale, true, result);
-  return params.codes.rounds_first ? to_float(round_to<T>(result[0][0])) : result[0][0];
+  const float number = IsBackward && params.output == kGradUp ? result[IsBackward ? 1 : 0][0] : result[0][0];
+  return params.codes.rounds_first ? to_float(round_to<T>(number)) : number;
 }
 
 // The scale that is given to a row; 1 where there is none.
@@ -75,7 +79,7 @@ __device__ __forceinline__ float given_scale(const SwigluCodesParams &params, co
   return reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
 }
 
-template <typename T>
+template <typename T, bool IsBackward>
 __global__ void __launch_bounds__(kSwigluThreads)
     swiglu_codes_kernel(const __grid_constant__ SwigluCodesParams params) {
   const SwigluCodes &codes = params.codes;
@@ -93,19 +97,22 @@ __global__ void __launch_bounds__(kSwigluThreads)
   const int64_t scale_offset = first.offset(params.scales_stride);
   const int64_t scale_row = codes.has_tiles ? first.offset(params.scale_row_stride) : 0;
   if (codes.has_padding()) codes.clear_padding(scale_offset, scale_row, group, 1 + threadIdx.x, kSwigluThreads);
-  // A group has one row.
-  if (has_scales && !rows.row_of(first).is_there) return;
+  // A group of channels has one row.
+  if (has_scales && !codes.has_row_groups && !rows.row_of(first).is_there) return;
   float factor = 1;
   if (has_scales || codes.amax != nullptr) {
     uint32_t magnitude = 0;
+    bool has_rows = false;
     for (int64_t number = begin + threadIdx.x; number < end; number += kSwigluThreads) {
       const ElementIndex index = split_element(params, number);
       const SwigluRow &row = rows.row_of(index);
       if (!row.is_there) continue;
-      const uint32_t of_value = bits_of(code_value<T>(params, index, row)) & 0x7fffffffu;
+      has_rows = true;
+      const uint32_t of_value = bits_of(code_value<T, IsBackward>(params, index, row)) & 0x7fffffffu;
       magnitude = of_value > magnitude ? of_value : magnitude;
     }
     magnitude = max_over_block<kSwigluThreads>(magnitude);
+    if (codes.has_row_groups && !__syncthreads_or(has_rows)) return;
     if (threadIdx.x == 0 && codes.amax != nullptr) {
       raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), magnitude);
     }
@@ -122,11 +129,12 @@ __global__ void __launch_bounds__(kSwigluThreads)
     const SwigluRow &row = rows.row_of(index);
     if (!row.is_there) continue;
     if (!has_scales) factor = code_factor(given_scale(params, index, row), codes.scale_multiplies);
-    const float value = multiply_rounded(code_value<T>(params, index, row), factor);
-    const int64_t offset = index.offset(params.out_stride[kOut]);
-    uint8_t *const out = reinterpret_cast<uint8_t *>(params.out[kOut]);
+    const float value = multiply_rounded(code_value<T, IsBackward>(params, index, row), factor);
+    const int64_t offset = index.offset(params.out_stride[params.output]);
+    uint8_t *const out = reinterpret_cast<uint8_t *>(params.out[params.output]);
     if (has_pairs) {
-      const float second = multiply_rounded(code_value<T>(params, split_element(params, number + 1), row), factor);
+      const float second =
+          multiply_rounded(code_value<T, IsBackward>(params, split_element(params, number + 1), row), factor);
       const uint32_t low = round_to<Float4E2M1>(value).bits, high = round_to<Float4E2M1>(second).bits;
       out[offset / 2] = static_cast<uint8_t>(low | high << 4);
     } else {

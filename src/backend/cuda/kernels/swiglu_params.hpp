@@ -27,6 +27,9 @@ enum SwigluWork {
   kSwigluScaledCodeMatrix,  // the same with scales of groups of a row
   kSwigluCodeRows,          // the same with a scale of each row
   kSwigluCodes,             // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
+  kSwigluGradientCodes,     // backward, a gradient to codes of 8 bits
+  kSwigluCodeBlocks,        // forward to codes by row and by column: SwigluCallPlan::has_blocks
+  kSwigluGradientCodeBlocks,
   kNumSwigluWorks
 };
 
@@ -106,13 +109,32 @@ struct SwigluOptionsParams : SwigluKernelParams {
   int64_t expert_row_index_stride[kMaxAxes];  // so
 };
 
-// Forward to codes. A block takes a unit: a group of a written scale, or as many elements as kSwigluCodeElements.
+// An output becomes codes. A block takes a unit: a group of a written scale, or as many elements as kSwigluCodeElements.
 struct SwigluCodesParams : SwigluOptionsParams {
   SwigluCodes codes;  // its strides as below
+  int output;         // SwigluOutput
   int64_t num_elements;
   int64_t unit_elements;
   int64_t scales_stride[kMaxAxes];     // in elements, right-aligned as other strides
   int64_t scale_row_stride[kMaxAxes];  // so
+};
+
+// An output of matrices that become codes by row or by column. Strides of scales are by rows and by columns.
+struct SwigluCodeBlockOutput {
+  char *out;  // NULL: absent
+  int64_t row_stride;
+  SwigluCodes codes;
+};
+
+struct SwigluCodeBlockParams {
+  const char *in[kMaxSwigluInputs];
+  int64_t in_row_stride[kMaxSwigluInputs];  // in bytes
+  uint32_t rows, columns;
+  uint32_t num_warps;
+  bool rounds_first;
+  FastDivmod warps_per_row;
+  Form<float> form;
+  SwigluCodeBlockOutput to[2][2];  // of out, or the gradients of gate and up: by row, and by column
 };
 
 struct SwigluExpertStrides {

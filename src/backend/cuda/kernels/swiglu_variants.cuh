@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/swiglu.cuh"
+#include "backend/cuda/kernels/swiglu_code_blocks.cuh"
 #include "backend/cuda/kernels/swiglu_code_matrix.cuh"
 #include "backend/cuda/kernels/swiglu_codes.cuh"
 #include "backend/cuda/kernels/swiglu_matrix.cuh"
@@ -36,10 +37,21 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
         if (vector_elements == 8 && !variant.is_alternating && !has_options) return find_swiglu_code_kernel<T>(variant);
       }
       return nullptr;
+    case kSwigluCodeBlocks:
+    case kSwigluGradientCodeBlocks:
+      if constexpr (kSize == 2) {
+        if (vector_elements == 8 && !variant.is_alternating && !has_options) {
+          return find_swiglu_code_block_kernel<T>(variant);
+        }
+      }
+      return nullptr;
     case kSwigluCodes:
+    case kSwigluGradientCodes:
       if constexpr (kSize < 8) {
         const bool is_it = vector_elements == 1 && variant.formula == SwigluFormula::kOptions;
-        if (is_it && !variant.is_alternating) return reinterpret_cast<const void *>(swiglu_codes_kernel<T>);
+        if (!is_it || variant.is_alternating) return nullptr;
+        return variant.work == kSwigluCodes ? reinterpret_cast<const void *>(swiglu_codes_kernel<T, false>)
+                                            : reinterpret_cast<const void *>(swiglu_codes_kernel<T, true>);
       }
       return nullptr;
     case kSwigluExperts:

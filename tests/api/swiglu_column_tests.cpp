@@ -1,0 +1,500 @@
+// swiglu_column_tests.cpp - outputs of SwiGLU that become codes by row and by column, forward and backward
+//
+// The values are those of a call whose outputs are words: of F32, or of 16 bits where values are rounded first. Codes and
+// scales are made of them here (code_oracle.hpp). Where gate and up are 1 and the activation is ReGLU, both gradients are
+// grad_out's own numbers, on every device.
+#include <catch2/catch_test_macros.hpp>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "support/code_oracle.hpp"
+#include "support/device.hpp"
+#include "support/swiglu_rows.hpp"
+#include "support/tensors.hpp"
+
+namespace {
+
+using namespace code_oracle;
+
+struct ColumnCase {
+  rope_dtype_t dtype = ROPE_DTYPE_BF16;
+  Shape shape = {64, 96};
+  bool is_backward = false;
+  bool has_rows = true, has_columns = true;  // which codes there are
+  bool has_words = false;                    // backward: grad_up is of the descriptor's dtype, and out is recomputed
+  rope_dtype_t code = ROPE_DTYPE_F8_E4M3;
+  rope_dtype_t scale_dtype = ROPE_DTYPE_F8_E8M0;
+  int64_t group = 32;  // channels, and rows
+  uint32_t flags = 0;
+  double floor = 0;
+  bool has_tiles = false;
+  bool has_static_columns = false;  // columns without written scales
+  bool rounds_first = true;
+  bool is_exact = false;
+  bool has_amax = true;
+  double limit = 0;
+  int32_t activation = SWIGLU_ACTIVATION_SWIGLU;
+  bool has_biases = false;
+  int64_t num_rows = -1;
+  std::vector<int64_t> expert_rows = {};
+  std::vector<int64_t> expert_offsets = {};
+  std::vector<int64_t> row_index = {};
+  Placement row_placement, column_placement, scale_placement;
+
+  void check() const;
+
+ private:
+  struct Scene;
+  struct Output;
+  bool has_experts() const { return !expert_rows.empty(); }
+  size_t row_axis() const { return has_experts() ? 1 : 0; }
+  int64_t rows() const { return shape[row_axis()]; }
+  int64_t channels() const {
+    int64_t count = 1;
+    for (size_t axis = row_axis() + 1; axis < shape.size(); ++axis) count *= shape[axis];
+    return count;
+  }
+  int64_t channel_of(const Index &at) const {
+    int64_t channel = 0;
+    for (size_t axis = row_axis() + 1; axis < shape.size(); ++axis) channel = channel * shape[axis] + at[axis];
+    return channel;
+  }
+  bool is_row(const Index &at) const {
+    if (num_rows >= 0 && at[0] >= num_rows) return false;
+    if (!row_index.empty() && row_index[static_cast<size_t>(at[0])] < 0) return false;
+    if (!expert_offsets.empty() && swiglu_rows::expert_of(expert_offsets, shape[0], at[0]) < 0) return false;
+    return expert_rows.empty() || at[1] < expert_rows[static_cast<size_t>(at[0])];
+  }
+  Shape scales_shape(bool by_column) const;
+  Index scale_index(bool by_column, const Index &at) const;
+  void verify(Scene *scene, const Output &output, bool is_same_value) const;
+  int check_padding(Workspace *workspace, bool by_column, const rope_tensor_t &scales) const;
+};
+
+// An output, its scales and the tensor that has its values.
+struct ColumnCase::Output {
+  const char *name;
+  bool by_column;
+  rope_tensor_t codes, scales, amax, values;
+};
+
+struct ColumnCase::Scene {
+  explicit Scene(uint64_t seed) : workspace(seed) {}
+  Workspace workspace;
+  rope_tensor_t gate = {}, up = {}, grad_out = {}, values[2] = {}, words[2] = {}, amax[2] = {}, scale = {};
+  rope_tensor_t num_rows = {}, expert_rows = {}, expert_offsets = {}, row_index = {}, row_scale = {}, bias = {};
+  rope_tensor_t codes[2][2] = {}, scales[2][2] = {};  // of two outputs, by row and by column
+};
+
+int64_t padded(int64_t length, int64_t tile) {
+  return (length + tile - 1) / tile * tile;
+}
+
+Shape ColumnCase::scales_shape(bool by_column) const {
+  const int64_t groups = (by_column ? rows() : channels()) / group;
+  Shape result(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(row_axis()));
+  if (has_tiles) {
+    result.push_back(padded(by_column ? channels() : rows(), 128));
+    result.push_back(padded(groups, 4));
+    return result;
+  }
+  if (!by_column) {
+    result.push_back(rows());
+    result.push_back(groups);
+    return result;
+  }
+  result = shape;
+  result[row_axis()] = groups;
+  return result;
+}
+
+Index ColumnCase::scale_index(bool by_column, const Index &at) const {
+  const size_t axis = row_axis();
+  const int64_t row = by_column ? channel_of(at) : at[axis], number = (by_column ? at[axis] : channel_of(at)) / group;
+  Index index = {};
+  if (has_experts()) index[0] = at[0];
+  if (has_tiles) {
+    const int64_t width = scales_shape(by_column).back();
+    const int64_t byte = (row / 128 * (width / 4) + number / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + number % 4;
+    index[axis] = byte / width;
+    index[axis + 1] = byte % width;
+  } else if (by_column) {
+    index = at;
+    index[axis] = number;
+  } else {
+    index[axis] = row;
+    index[axis + 1] = number;
+  }
+  return index;
+}
+
+int ColumnCase::check_padding(Workspace *workspace, bool by_column, const rope_tensor_t &scales) const {
+  std::map<Index, bool> used;
+  rope_tensor_t elements = {};
+  elements.ndim = static_cast<int32_t>(shape.size());
+  for (size_t axis = 0; axis < shape.size(); ++axis) elements.shape[axis] = shape[axis];
+  for_each_index(elements, [&](const Index &at) { used[scale_index(by_column, at)] = true; });
+  int wrong = 0;
+  for_each_index(scales, [&](const Index &at) {
+    if (used.count(at) != 0) return;
+    wrong += bits_at(scales, at) != 0;
+    workspace->accept(scales, at);
+  });
+  return wrong;
+}
+
+void ColumnCase::verify(Scene *scene, const Output &output, bool is_same_value) const {
+  INFO(output.name << (output.by_column ? " by column" : " by row"));
+  Workspace &workspace = scene->workspace;
+  const ScaleRule rule = {code, scale_dtype, flags, floor};
+  const bool has_scales = output.scales.ndim != 0;
+  std::map<Index, float> maxima;
+  float amax = 0;
+  const auto raise = [](float magnitude, float *max) {
+    if (std::isnan(magnitude) || magnitude > *max) *max = magnitude;
+  };
+  for_each_index(output.values, [&](const Index &at) {
+    if (!is_row(at)) return;
+    const float magnitude = magnitude_of(value_at(output.values, at));
+    raise(magnitude, &amax);
+    raise(magnitude, &maxima[scale_index(output.by_column, at)]);
+  });
+  int wrong = 0, differing = 0, elements = 0;
+  if (has_scales) {
+    for (const auto &entry : maxima) {
+      const uint32_t bits = bits_at(output.scales, entry.first);
+      const int64_t expected = bits_of_scale(rule, scale_of(rule, entry.second, 1));
+      const int64_t allowed = is_same_value ? 0 : scale_dtype == ROPE_DTYPE_F32 && flags == 0 ? 1 << 14 : 1;
+      if (std::abs(static_cast<int64_t>(bits) - expected) > allowed) ++wrong;
+      workspace.accept(output.scales, entry.first);
+    }
+    if (has_tiles) wrong += check_padding(&workspace, output.by_column, output.scales);
+  }
+  for_each_index(output.values, [&](const Index &at) {
+    if (!is_row(at)) return;
+    float factor = 1 / 0.25f;
+    if (has_scales) {
+      const float scale = scale_from(scale_dtype, bits_at(output.scales, scale_index(output.by_column, at)));
+      factor = std::isnan(scale) ? scale : std::isinf(scale) ? 0 : inverse_of(scale, 1);
+    }
+    const auto value = static_cast<float>(value_at(output.values, at));
+    const uint8_t expected = code_of(code, value * factor), actual = code_at(output.codes, at);
+    const int steps = steps_between(code, expected, actual);
+    ++elements;
+    differing += steps != 0;
+    if (steps > (is_same_value ? 0 : 1) && ++wrong <= 3) {
+      UNSCOPED_INFO("[" << at[0] << ',' << at[1] << ',' << at[2] << "] of " << value << " times " << factor
+                        << ": expected " << int{expected} << ", got " << int{actual});
+    }
+    workspace.accept(output.codes, at);
+  });
+  if (has_amax) {
+    const auto found = static_cast<float>(value_at(output.amax, {}));
+    if (is_same_value ? found < amax : found < amax * 0.99f) ++wrong;
+  }
+  INFO(wrong << " elements or scales are wrong, " << differing << " codes of " << elements << " differ");
+  CHECK(elements > 0);
+  CHECK(wrong == 0);
+  CHECK(differing <= (is_same_value ? 0 : 2 + elements / 20));
+}
+
+void ColumnCase::check() const {
+  Scene scene(29);
+  Workspace &workspace = scene.workspace;
+  const bool is_known = dtype == ROPE_DTYPE_F32 || rounds_first;
+  const rope_dtype_t values_dtype = is_known ? dtype : ROPE_DTYPE_F32;
+  const int outputs = is_backward ? 2 : 1;
+  rope_tensor_t wide[3] = {};
+  rope_tensor_t *const inputs[3] = {&scene.gate, &scene.up, &scene.grad_out};
+  for (int i = 0; i < 2 + is_backward; ++i) {
+    *inputs[i] = workspace.tensor(dtype, shape);
+    workspace.fill_normal(*inputs[i]);
+    if (is_exact && i < 2) workspace.fill(*inputs[i], [](const Index &) { return Real{1}; });
+    if (is_exact && !is_backward && i == 1) workspace.fill_normal(*inputs[i]);
+    if (is_known) continue;
+    wide[i] = workspace.tensor(ROPE_DTYPE_F32, shape);
+    const rope_tensor_t &from = *inputs[i];
+    workspace.fill(wide[i], [&](const Index &at) { return value_at(from, at); });
+  }
+  for (int output = 0; output < outputs; ++output) {
+    scene.values[output] = workspace.tensor(values_dtype, shape);
+    scene.words[output] = workspace.tensor(dtype, shape);
+    for (const bool by_column : {false, true}) {
+      if (by_column ? !has_columns : !has_rows) continue;
+      if (has_words && output == 1) continue;
+      scene.codes[output][by_column] = workspace.tensor(code, shape, by_column ? column_placement : row_placement);
+      if (by_column && has_static_columns) continue;
+      scene.scales[output][by_column] = workspace.tensor(scale_dtype, scales_shape(by_column), scale_placement);
+    }
+  }
+  if (has_static_columns) {
+    scene.scale = workspace.tensor(ROPE_DTYPE_F32, {1});
+    workspace.fill(scene.scale, [](const Index &) { return Real{0.25L}; });
+  }
+  for (rope_tensor_t &amax : scene.amax) {
+    if (!has_amax) continue;
+    amax = workspace.tensor(ROPE_DTYPE_F32, {1});
+    workspace.fill(amax, [](const Index &) { return Real{0}; });
+  }
+  if (num_rows >= 0) {
+    scene.num_rows = workspace.tensor(ROPE_DTYPE_I64, {1});
+    workspace.fill_integers(scene.num_rows, [&](const Index &) { return num_rows; });
+  }
+  const auto make_list = [&](const std::vector<int64_t> &list) {
+    if (list.empty()) return rope_tensor_t{};
+    const rope_tensor_t tensor = workspace.tensor(ROPE_DTYPE_I32, {static_cast<int64_t>(list.size())});
+    workspace.fill_integers(tensor, [&](const Index &at) { return list[static_cast<size_t>(at[0])]; });
+    return tensor;
+  };
+  scene.expert_rows = make_list(expert_rows);
+  scene.expert_offsets = make_list(expert_offsets);
+  scene.row_index = make_list(row_index);
+  if (!row_index.empty()) {
+    scene.row_scale = workspace.tensor(ROPE_DTYPE_F32, {shape[0]});
+    workspace.fill_normal(scene.row_scale);
+  }
+  if (has_biases) {
+    scene.bias = workspace.tensor(ROPE_DTYPE_F32, {shape.back()});
+    workspace.fill_normal(scene.bias);
+  }
+  workspace.freeze();
+
+  swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+  input.expert_rows = scene.expert_rows;
+  input.expert_offsets = scene.expert_offsets;
+  input.row_index = scene.row_index;
+  input.gate_bias = scene.bias;
+  swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+  quant.flags = has_rows ? flags : 0;
+  quant.scale_floor = has_rows ? floor : 0;
+  quant.scale = scene.scale;
+  quant.scale_layout = has_tiles && has_rows ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
+  swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+  column.flags = flags;
+  column.scale_floor = floor;
+  column.scale_layout = has_tiles ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
+  if (has_rows) quant.amax_out = scene.amax[0];
+  if (has_columns) column.amax_out = scene.amax[1];
+  (is_backward ? quant.grad_gate_scales_out : quant.scales_out) = scene.scales[0][0];
+  quant.grad_up_scales_out = scene.scales[1][0];
+  (is_backward ? column.grad_gate : column.out) = scene.codes[0][1];
+  (is_backward ? column.grad_gate_scales_out : column.scales_out) = scene.scales[0][1];
+  column.grad_up = scene.codes[1][1];
+  column.grad_up_scales_out = scene.scales[1][1];
+  const Direction direction = is_backward ? Direction::Backward : Direction::Forward;
+  for (const Device &device : devices()) {
+    std::vector<std::byte> first;
+    for (const int32_t threads : {1, 3}) {
+      INFO("on " << device << ", num_threads " << threads);
+      swiglu_config_t config = swiglu_config_for(device);
+      config.dtype = dtype;
+      config.num_threads = threads;
+      config.limit = limit;
+      config.activation = is_exact ? SWIGLU_ACTIVATION_REGLU : activation;
+      config.quant_rounding = rounds_first ? ROPE_QUANT_ROUND_FIRST : 0;
+      const SwigluDesc desc = create(config);
+      config.dtype = values_dtype;
+      config.quant_rounding = 0;
+      const SwigluDesc of_values = create(config);
+      swiglu_args_t args = swiglu_args();
+      args.gate = is_known ? scene.gate : wide[0];
+      args.up = is_known ? scene.up : wide[1];
+      args.grad_out = is_known ? scene.grad_out : wide[2];
+      (is_backward ? args.grad_gate : args.out) = scene.values[0];
+      if (is_backward) args.grad_up = scene.values[1];
+      args.row_scale = scene.row_scale;
+      args.num_rows = scene.num_rows;
+      args.input = &input;
+      workspace.restore();
+      REQUIRE(run(device, of_values.get(), direction, args, workspace) == ROPE_STATUS_SUCCESS);
+      args.gate = scene.gate;
+      args.up = scene.up;
+      args.grad_out = scene.grad_out;
+      (is_backward ? args.grad_gate : args.out) = scene.codes[0][0];
+      if (is_backward) args.grad_up = has_words ? scene.words[1] : scene.codes[1][0];
+      if (is_backward && has_words) args.out = scene.words[0];
+      args.quant = &quant;
+      args.column = has_columns ? &column : nullptr;
+      const rope_status_t status = run(device, desc.get(), direction, args, workspace);
+      INFO(rope_last_error());
+      REQUIRE(status == ROPE_STATUS_SUCCESS);
+      if (!first.empty()) {
+        const bool is_same = workspace.image() == first;
+        CHECK(is_same);
+        continue;
+      }
+      const bool is_same_value = is_exact || (is_known && device.kind == ROPE_DEVICE_CPU);
+      const char *const names[2] = {is_backward ? "grad_gate" : "out", "grad_up"};
+      for (int output = 0; output < outputs; ++output) {
+        for (const bool by_column : {false, true}) {
+          if (scene.codes[output][by_column].ndim == 0) continue;
+          verify(&scene,
+                 {names[output], by_column, scene.codes[output][by_column], scene.scales[output][by_column],
+                  scene.amax[by_column], scene.values[output]},
+                 is_same_value);
+        }
+        for_each_index(scene.values[output], [&](const Index &at) {
+          if (!is_row(at)) return;
+          workspace.accept(scene.values[output], at);
+          if (has_words) workspace.accept(scene.words[output], at);
+        });
+      }
+      for (const rope_tensor_t &amax : scene.amax) {
+        if (has_amax) workspace.accept(amax, {});
+      }
+      std::string where;
+      const bool untouched = workspace.untouched_elsewhere(&where);
+      INFO(where);
+      CHECK(untouched);
+      CHECK(workspace.guards_hold());
+      first = workspace.image();
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("SwiGLU to MXFP8 by row and by column", "[swiglu][codes][columns][sanitize]") {
+  for (const bool is_backward : {false, true}) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_BF16, ROPE_DTYPE_F16, ROPE_DTYPE_F32}) {
+      for (const double limit : {0.0, 1.5}) {
+        INFO("backward " << is_backward << ", dtype " << dtype << ", limit " << limit);
+        ColumnCase codes;
+        codes.is_backward = is_backward;
+        codes.dtype = dtype;
+        codes.limit = limit;
+        codes.code = is_backward ? ROPE_DTYPE_F8_E5M2 : ROPE_DTYPE_F8_E4M3;
+        codes.check();
+        codes.rounds_first = false;
+        codes.has_rows = limit == 0;
+        codes.check();
+      }
+    }
+  }
+}
+
+TEST_CASE("SwiGLU to codes by column of any shape", "[swiglu][codes][columns][sanitize]") {
+  struct {
+    Shape shape;
+    int64_t group;
+  } const cases[] = {{{32, 32}, 32},  {{160, 224}, 32}, {{96, 8}, 8},   {{6, 10}, 2},      {{1, 64}, 1},    {{7, 1}, 1},
+                     {{40, 3, 5}, 1}, {{300, 1}, 1},    {{33, 66}, 33}, {{4, 4, 4, 4}, 4}, {{600, 20}, 200}};
+  for (const auto &of_case : cases) {
+    for (const bool is_backward : {false, true}) {
+      INFO(of_case.shape[0] << " rows, groups of " << of_case.group << ", backward " << is_backward);
+      ColumnCase codes;
+      codes.shape = of_case.shape;
+      codes.group = of_case.group;
+      codes.is_backward = is_backward;
+      codes.scale_dtype = ROPE_DTYPE_F32;
+      codes.check();
+    }
+  }
+}
+
+TEST_CASE("SwiGLU to codes by column: scales of every form, their floors and tiles", "[swiglu][codes][columns]") {
+  for (const bool is_exact : {false, true}) {
+    for (const bool is_backward : {false, true}) {
+      INFO("exact " << is_exact << ", backward " << is_backward);
+      ColumnCase codes;
+      codes.is_exact = is_exact;
+      codes.is_backward = is_backward;
+      codes.scale_dtype = ROPE_DTYPE_F32;
+      codes.check();
+      codes.flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+      codes.floor = 4;
+      codes.check();
+      codes.scale_dtype = ROPE_DTYPE_F8_E8M0;
+      codes.flags = 0;
+      codes.has_tiles = true;
+      codes.check();
+      codes.shape = {160, 288};
+      codes.floor = 0;
+      codes.check();
+      codes.has_rows = false;
+      codes.check();
+    }
+  }
+}
+
+TEST_CASE("SwiGLU to codes by column with any strides", "[swiglu][codes][columns]") {
+  for (const bool is_backward : {false, true}) {
+    INFO("backward " << is_backward);
+    ColumnCase codes;
+    codes.is_backward = is_backward;
+    codes.column_placement.order({1, 0});
+    codes.scale_placement.gap(0, 3).gap(1, 1);
+    codes.check();
+    codes.row_placement.gap(0, 8);
+    codes.column_placement = Placement().gap(0, 16);
+    codes.check();
+    codes.column_placement = Placement().gap(0, 4).at(3);
+    codes.row_placement = Placement().reversed(1);
+    codes.check();
+    codes.scale_placement = {};
+    codes.column_placement = Placement().order({1, 0});
+    codes.has_static_columns = true;
+    codes.check();
+  }
+}
+
+TEST_CASE("SwiGLU to codes by column of rows and experts that are there", "[swiglu][codes][columns][sanitize]") {
+  for (const bool is_backward : {false, true}) {
+    INFO("backward " << is_backward);
+    ColumnCase codes;
+    codes.is_backward = is_backward;
+    for (const int64_t rows : {1, 31, 32, 33, 64, 100}) {
+      codes.num_rows = rows;
+      codes.check();
+    }
+    codes.num_rows = -1;
+    codes.expert_offsets = {3, 20, 20, 61};
+    codes.check();
+    codes.row_index.assign(64, 1);
+    codes.row_index[0] = codes.row_index[40] = -1;
+    for (size_t row = 0; row < 32; ++row) codes.row_index[row] = -2;
+    codes.check();
+    codes.expert_offsets = {};
+    codes.check();
+    codes.row_index = {};
+    codes.shape = {3, 64, 96};
+    codes.expert_rows = {0, 40, 64};
+    codes.check();
+    codes.has_tiles = true;
+    codes.check();
+  }
+}
+
+TEST_CASE("SwiGLU to codes of one gradient beside words, biases and other activations", "[swiglu][codes][columns]") {
+  ColumnCase codes;
+  codes.is_backward = true;
+  codes.has_words = true;
+  codes.check();
+  codes.has_columns = false;
+  codes.check();
+  codes.has_words = false;
+  codes.check();
+  codes.has_columns = true;
+  codes.has_biases = true;
+  codes.check();
+  codes.has_biases = false;
+  for (const int32_t activation :
+       {SWIGLU_ACTIVATION_GEGLU_ERF, SWIGLU_ACTIVATION_GEGLU_TANH, SWIGLU_ACTIVATION_REGLU}) {
+    INFO("activation " << activation);
+    codes.activation = activation;
+    codes.check();
+  }
+}
+
+TEST_CASE("SwiGLU to codes by column in calls large enough for several threads", "[swiglu][codes][columns][threads]") {
+  for (const bool is_backward : {false, true}) {
+    ColumnCase codes;
+    codes.is_backward = is_backward;
+    codes.shape = {256, 1056};
+    codes.check();
+  }
+}
