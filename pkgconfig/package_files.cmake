@@ -7,7 +7,9 @@ foreach(library IN LISTS libraries)
   # nvcc puts names of temporary files into the symbols that are removed.
   if(NOT IS_SYMLINK "${library}")
     execute_process(
-      COMMAND "@CMAKE_STRIP@" --strip-unneeded --remove-section=.comment --enable-deterministic-archives "${library}"
+      COMMAND "@CMAKE_STRIP@" --strip-unneeded --remove-section=.comment --remove-section=.gnu.lto_*
+              --remove-section=.gnu.debuglto_* -N __gnu_lto_slim -N __gnu_lto_v1 --enable-deterministic-archives
+              "${library}"
       COMMAND_ERROR_IS_FATAL ANY)
   endif()
 endforeach()

@@ -2,6 +2,7 @@ package rope
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"runtime"
@@ -1288,6 +1289,105 @@ func TestCodesOfGating(t *testing.T) {
 	var refusal *Error
 	if err := swiglu.Forward(args); !errors.As(err, &refusal) || !strings.Contains(refusal.Text, "scale_layout is -1") {
 		t.Errorf("an unknown layout: '%v'", err)
+	}
+}
+
+func TestGatingByColumn(t *testing.T) {
+	const rows, width, groups = 6, 10, 2 // groups of three rows, and of five channels
+	const size = rows * width
+	given := numbers(3 * size)
+	gate, up, grad := given[:size], given[size:2*size], given[2*size:]
+	of := func(data []float32) Tensor { return Of(data, rows, width) }
+	swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32, Activation: ActivationReglu})
+	must(t, err)
+	defer swiglu.Close()
+
+	out, gradGate, gradUp := make([]float32, size), make([]float32, size), make([]float32, size)
+	args := SwigluArgs{Gate: of(gate), Up: of(up), Out: of(out)}
+	must(t, swiglu.Forward(args))
+	args.Out, args.GradOut, args.GradGate, args.GradUp = Tensor{}, of(grad), of(gradGate), of(gradUp)
+	must(t, swiglu.Backward(args))
+
+	// Exponents and codes are those of the values.
+	check := func(name string, values []float32, scales []Float8E8M0, codes []uint8, byColumn bool, fractionBits int) {
+		t.Helper()
+		top := 448.0
+		if fractionBits == 2 {
+			top = 57344
+		}
+		for i, scale := range scales {
+			var group []int
+			if byColumn {
+				for row := 0; row < rows/groups; row++ {
+					group = append(group, (i/width*(rows/groups)+row)*width+i%width)
+				}
+			} else {
+				for channel := 0; channel < width/groups; channel++ {
+					group = append(group, i*(width/groups)+channel)
+				}
+			}
+			largest := math.Exp2(-127) * top
+			for _, j := range group {
+				largest = math.Max(largest, math.Abs(float64(values[j])))
+			}
+			exponent := math.Ceil(math.Log2(largest / top))
+			if float64(scale) != exponent+127 {
+				t.Fatalf("%s: scale %d is %d instead of %v", name, i, scale, exponent+127)
+			}
+			for _, j := range group {
+				if wanted := codeOf(float32(float64(values[j])*math.Exp2(-exponent)), fractionBits); codes[j] != wanted {
+					t.Fatalf("%s: code %d is %#x instead of %#x", name, j, codes[j], wanted)
+				}
+			}
+		}
+	}
+	bytesOf := func(codes []Float8E5M2) (bytes []uint8) {
+		for _, code := range codes {
+			bytes = append(bytes, uint8(code))
+		}
+		return
+	}
+
+	codes, scales, amax := make([]Float8E5M2, size), make([]Float8E8M0, 3*groups*width), []float32{0}
+	// The second of three parts of the scales is written.
+	second := Of(scales, 3*groups, width).Narrow(0, groups, groups)
+	args = SwigluArgs{Gate: of(gate), Up: of(up),
+		Column: &SwigluColumn{Out: Of(codes, rows, width), ScalesOut: second, AmaxOut: Of(amax, 1)}}
+	must(t, swiglu.Forward(args))
+	check("out", out, scales[groups*width:2*groups*width], bytesOf(codes), true, 2)
+	largest := 0.0
+	for _, value := range out {
+		largest = math.Max(largest, math.Abs(float64(value)))
+	}
+	if float64(amax[0]) != largest {
+		t.Errorf("amax is %v, the largest %v", amax, largest)
+	}
+
+	codesOf := [4][]Float8E5M2{}
+	scalesOf := [4][]Float8E8M0{}
+	for i := range codesOf {
+		codesOf[i], scalesOf[i] = make([]Float8E5M2, size), make([]Float8E8M0, []int{rows * groups, groups * width}[i/2])
+	}
+	args = SwigluArgs{Gate: of(gate), Up: of(up), GradOut: of(grad),
+		GradGate: Of(codesOf[0], rows, width), GradUp: Of(codesOf[1], rows, width),
+		Quant: &SwigluQuant{GradGateScalesOut: Of(scalesOf[0], rows, groups), GradUpScalesOut: Of(scalesOf[1], rows, groups)},
+		Column: &SwigluColumn{GradGate: Of(codesOf[2], rows, width), GradGateScalesOut: Of(scalesOf[2], groups, width),
+			GradUp: Of(codesOf[3], rows, width), GradUpScalesOut: Of(scalesOf[3], groups, width)}}
+	must(t, swiglu.Backward(args))
+	for i, values := range [][]float32{gradGate, gradUp, gradGate, gradUp} {
+		check(fmt.Sprintf("gradient %d", i), values, scalesOf[i], bytesOf(codesOf[i]), i >= 2, 2)
+	}
+
+	for words, column := range map[string]SwigluColumn{
+		"column.flags is 0x2":       {Flags: QuantPowerOfTwo, Out: Of(codes, rows, width)},
+		"column.scale_floor is 0.5": {ScaleFloor: 0.5, Out: Of(codes, rows, width)},
+		"column.scale_layout is 1":  {ScaleLayout: 1, Out: Of(codes, rows, width)},
+		"column.grad_up is set":     {GradUp: Of(codes, rows, width)},
+		"column.amax_out: tensor: ": {AmaxOut: Of(amax, 99)},
+	} {
+		column := column
+		refused(t, swiglu.Forward(SwigluArgs{Gate: of(gate), Up: of(up), Out: of(out), Column: &column}),
+			"swiglu_forward: "+words)
 	}
 }
 

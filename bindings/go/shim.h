@@ -192,16 +192,20 @@ typedef struct rope_go_gating {
   swiglu_args_t args;
   swiglu_quant_args_t quant;
   swiglu_input_args_t input;
+  swiglu_column_args_t column;
 } rope_go_gating_t;
 
-/* Sets args to point to the further inputs, if one of them is given, and to the group of scales, if it is not NULL. */
+/* args points to the further inputs where one of them is given, and to other groups that are not NULL. */
 static inline void rope_go_complete_gating(rope_go_gating_t *whole, const swiglu_args_t *args,
                                            const swiglu_quant_args_t *quant, const swiglu_input_args_t *input,
-                                           const uint64_t *addresses, void *gate, void *up, void *out, void *row_scale,
-                                           void *num_rows, void *grad_out, void *grad_gate, void *grad_up,
-                                           void *grad_row_scale, void *gate_bias, void *up_bias, void *expert_rows,
-                                           void *expert_offsets, void *row_index, void *scale, void *scales_out,
-                                           void *amax_out) {
+                                           const swiglu_column_args_t *column, const uint64_t *addresses, void *gate,
+                                           void *up, void *out, void *row_scale, void *num_rows, void *grad_out,
+                                           void *grad_gate, void *grad_up, void *grad_row_scale, void *gate_bias,
+                                           void *up_bias, void *expert_rows, void *expert_offsets, void *row_index,
+                                           void *scale, void *scales_out, void *amax_out, void *grad_gate_scales_out,
+                                           void *grad_up_scales_out, void *column_amax_out, void *column_out,
+                                           void *column_grad_gate, void *column_grad_up, void *column_scales_out,
+                                           void *column_grad_gate_scales_out, void *column_grad_up_scales_out) {
   whole->args = *args;
   rope_go_place(&whole->args.gate, gate, addresses[0]);
   rope_go_place(&whole->args.up, up, addresses[1]);
@@ -227,21 +231,37 @@ static inline void rope_go_complete_gating(rope_go_gating_t *whole, const swiglu
     rope_go_place(&whole->quant.scale, scale, addresses[14]);
     rope_go_place(&whole->quant.scales_out, scales_out, addresses[15]);
     rope_go_place(&whole->quant.amax_out, amax_out, addresses[16]);
+    rope_go_place(&whole->quant.grad_gate_scales_out, grad_gate_scales_out, addresses[17]);
+    rope_go_place(&whole->quant.grad_up_scales_out, grad_up_scales_out, addresses[18]);
     whole->args.quant = &whole->quant;
+  }
+  if (column != NULL) {
+    whole->column = *column;
+    rope_go_place(&whole->column.amax_out, column_amax_out, addresses[19]);
+    rope_go_place(&whole->column.out, column_out, addresses[20]);
+    rope_go_place(&whole->column.grad_gate, column_grad_gate, addresses[21]);
+    rope_go_place(&whole->column.grad_up, column_grad_up, addresses[22]);
+    rope_go_place(&whole->column.scales_out, column_scales_out, addresses[23]);
+    rope_go_place(&whole->column.grad_gate_scales_out, column_grad_gate_scales_out, addresses[24]);
+    rope_go_place(&whole->column.grad_up_scales_out, column_grad_up_scales_out, addresses[25]);
+    whole->args.column = &whole->column;
   }
 }
 
-static inline rope_status_t rope_go_gate(int call, const swiglu_desc_t *desc, const swiglu_args_t *args,
-                                         const swiglu_quant_args_t *quant, const swiglu_input_args_t *input,
-                                         const uint64_t *addresses, void *gate, void *up, void *out, void *row_scale,
-                                         void *num_rows, void *grad_out, void *grad_gate, void *grad_up,
-                                         void *grad_row_scale, void *gate_bias, void *up_bias, void *expert_rows,
-                                         void *expert_offsets, void *row_index, void *scale, void *scales_out,
-                                         void *amax_out, uint64_t stream, char *text, size_t size) {
+static inline rope_status_t rope_go_gate(
+    int call, const swiglu_desc_t *desc, const swiglu_args_t *args, const swiglu_quant_args_t *quant,
+    const swiglu_input_args_t *input, const swiglu_column_args_t *column, const uint64_t *addresses, void *gate,
+    void *up, void *out, void *row_scale, void *num_rows, void *grad_out, void *grad_gate, void *grad_up,
+    void *grad_row_scale, void *gate_bias, void *up_bias, void *expert_rows, void *expert_offsets, void *row_index,
+    void *scale, void *scales_out, void *amax_out, void *grad_gate_scales_out, void *grad_up_scales_out,
+    void *column_amax_out, void *column_out, void *column_grad_gate, void *column_grad_up, void *column_scales_out,
+    void *column_grad_gate_scales_out, void *column_grad_up_scales_out, uint64_t stream, char *text, size_t size) {
   rope_go_gating_t whole;
-  rope_go_complete_gating(&whole, args, quant, input, addresses, gate, up, out, row_scale, num_rows, grad_out,
+  rope_go_complete_gating(&whole, args, quant, input, column, addresses, gate, up, out, row_scale, num_rows, grad_out,
                           grad_gate, grad_up, grad_row_scale, gate_bias, up_bias, expert_rows, expert_offsets,
-                          row_index, scale, scales_out, amax_out);
+                          row_index, scale, scales_out, amax_out, grad_gate_scales_out, grad_up_scales_out,
+                          column_amax_out, column_out, column_grad_gate, column_grad_up, column_scales_out,
+                          column_grad_gate_scales_out, column_grad_up_scales_out);
   const rope_stream_t on = (rope_stream_t)(uintptr_t)stream;
   rope_status_t status;
   if (call == ROPE_GO_EXPLAIN) {

@@ -66,7 +66,7 @@ func (s *Swiglu) Close() {
 	runtime.SetFinalizer(s, nil)
 }
 
-// SwigluQuant is swiglu_quant_args_t: scales of an output of 8 bits. A code is x / scale.
+// SwigluQuant is swiglu_quant_args_t: scales of an output of 8 bits, or of gradients, whose codes are x / scale.
 type SwigluQuant struct {
 	Flags uint32 // those of Quant
 	// For written scales: lower bound of a group's largest magnitude; 0: 1e-10 for F32, else none
@@ -78,17 +78,34 @@ type SwigluQuant struct {
 	ScalesOut   Tensor
 	AmaxOut     Tensor // F32 [1]: raised to the largest magnitude that becomes 8 bits
 	ScaleLayout ScaleLayout
+	// Backward: those of gradients of 8 bits, as ScalesOut is those of Out
+	GradGateScalesOut, GradUpScalesOut Tensor
+}
+
+// SwigluColumn is swiglu_column_args_t: the outputs once more as codes of 8 bits, with scales of groups of neighbouring
+// rows.
+type SwigluColumn struct {
+	Flags       uint32  // QuantPowerOfTwo or 0
+	ScaleFloor  float64 // as that of SwigluQuant, of the scales here
+	ScaleLayout ScaleLayout
+	AmaxOut     Tensor // F32 [1]: raised to the largest magnitude of what becomes codes here
+	Out         Tensor // forward: of Gate's shape
+	GradGate    Tensor // backward
+	GradUp      Tensor
+	// Written, F32 or F8E8M0: Gate's shape with G instead of the rows, which are the first axis, with ExpertRows the
+	// second one; the zero Tensor: the codes have SwigluQuant's Scale
+	ScalesOut, GradGateScalesOut, GradUpScalesOut Tensor
 }
 
 // SwigluArgs is swiglu_args_t, its groups, and the stream. An output may be exactly one of the inputs.
 type SwigluArgs struct {
 	Flags        uint32
 	Gate, Up     Tensor
-	Out          Tensor // forward: required, of the config's Dtype or of 8 bits; backward: the output again
+	Out          Tensor // forward: required without Column.Out, of the config's Dtype or of 8 bits; backward: the output again
 	RowScale     Tensor
 	NumRows      Tensor
 	GradOut      Tensor // backward: required
-	GradGate     Tensor // backward: computed if given, at least one of the three
+	GradGate     Tensor // backward: computed if given, at least one of the three or of Column; the first two may have 8 bits
 	GradUp       Tensor
 	GradRowScale Tensor
 	GateBias     Tensor // [d], or [E, d] with experts; added before the activation
@@ -100,8 +117,9 @@ type SwigluArgs struct {
 	// I32 or I64 [N], with RowScale [M]: row i takes RowScale[RowIndex[i]], and is left out if there is no such entry;
 	// GradRowScale is then [N]
 	RowIndex Tensor
-	Quant    *SwigluQuant // forward; nil: nothing is scaled
-	Stream   uintptr      // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
+	Quant    *SwigluQuant  // nil: nothing is scaled
+	Column   *SwigluColumn // nil: no further outputs
+	Stream   uintptr       // a cudaStream_t; 0 is the legacy default stream, and what the CPU takes
 }
 
 func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *errorText) error {
@@ -132,14 +150,36 @@ func (s *Swiglu) gate(direction C.int, call string, args *SwigluArgs, text *erro
 		err := o.add(call, s.device, 14, []operand{
 			{"quant.scale", &n.Scale, &quant.scale}, {"quant.scales_out", &n.ScalesOut, &quant.scales_out},
 			{"quant.amax_out", &n.AmaxOut, &quant.amax_out},
+			{"quant.grad_gate_scales_out", &n.GradGateScalesOut, &quant.grad_gate_scales_out},
+			{"quant.grad_up_scales_out", &n.GradUpScalesOut, &quant.grad_up_scales_out},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	var column *C.swiglu_column_args_t
+	if n := args.Column; n != nil {
+		column = &C.swiglu_column_args_t{
+			struct_size:  C.sizeof_swiglu_column_args_t,
+			flags:        C.uint32_t(n.Flags),
+			scale_floor:  C.double(n.ScaleFloor),
+			scale_layout: C.int32_t(n.ScaleLayout),
+		}
+		err := o.add(call, s.device, 19, []operand{
+			{"column.amax_out", &n.AmaxOut, &column.amax_out}, {"column.out", &n.Out, &column.out},
+			{"column.grad_gate", &n.GradGate, &column.grad_gate}, {"column.grad_up", &n.GradUp, &column.grad_up},
+			{"column.scales_out", &n.ScalesOut, &column.scales_out},
+			{"column.grad_gate_scales_out", &n.GradGateScalesOut, &column.grad_gate_scales_out},
+			{"column.grad_up_scales_out", &n.GradUpScalesOut, &column.grad_up_scales_out},
 		})
 		if err != nil {
 			return err
 		}
 	}
 	h := &o.hosts
-	status := C.rope_go_gate(direction, s.desc, c, quant, input, &o.addresses[0], h[0], h[1], h[2], h[3], h[4], h[5],
-		h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16],
+	status := C.rope_go_gate(direction, s.desc, c, quant, input, column, &o.addresses[0], h[0], h[1], h[2], h[3], h[4],
+		h[5], h[6], h[7], h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], h[17], h[18], h[19], h[20],
+		h[21], h[22], h[23], h[24], h[25],
 		C.uint64_t(args.Stream), text.pointer(), text.size())
 	runtime.KeepAlive(s)
 	return text.of(status)

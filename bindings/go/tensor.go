@@ -178,7 +178,7 @@ func (t *Tensor) isEmpty() bool {
 func (t *Tensor) advance(elements int64) {
 	size := int64(4)
 	switch t.dtype {
-	case F8E4M3, F8E5M2:
+	case F8E4M3, F8E5M2, F8E8M0:
 		size = 1
 	case F16, BF16:
 		size = 2

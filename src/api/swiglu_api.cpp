@@ -34,7 +34,7 @@ rope_status_t create_swiglu(const swiglu_config_t *given, swiglu_desc **desc_out
   return ROPE_STATUS_SUCCESS;
 }
 
-// The problems of a call, and how they run; no plan where they are empty.
+// The problems of a call and their plan. An empty call has no plan.
 struct PlannedCall {
   SwigluCall call;
   SwigluCallPlan plan;

@@ -5,22 +5,23 @@
 
 namespace rope {
 
-// What a kernel computes. The three activations, the soft caps and the biases have kernels of their own where no other
-// option comes with them.
+// The formula of a kernel. The three activations, the soft caps and the biases each have their own kernels for calls
+// without another option.
 enum class SwigluFormula : uint8_t {
   kPlain,  // GatingForm::is_plain, and neither row_scale nor num_rows
   kForm,   // the numbers of a Form
   kGegluErf,
   kGegluTanh,
   kReglu,
-  kSoftcaps,  // and a limit of the activation
+  kSoftcaps,  // also a limit of the activation
   kBiases,
   kOptions  // all of gating_options.hpp
 };
 constexpr int kNumSwigluFormulas = 8;
 
-// Of matrices forward, by the size of an element: whether there are kernels of which a thread takes several rows, and,
-// for launches that are not programmatic, kernels of their own and some of vectors of 8 bytes.
+// Which kernels of matrices exist in forward, by the size of an element: takes_rows with several rows in each thread,
+// has_plain_launches only for launches that are not programmatic, has_half_vectors also with vectors of 8 bytes for
+// these.
 constexpr bool takes_rows(SwigluFormula formula, int64_t size) {
   return formula == SwigluFormula::kBiases || (formula == SwigluFormula::kSoftcaps && size == 2);
 }

@@ -9,7 +9,7 @@ namespace rope {
 
 namespace {
 
-// Gate and up, or their gradients.
+// The addresses and strides of gate and up, or of their gradients.
 struct GateAndUp {
   const char *gate, *up;
   const int64_t *gate_stride, *up_stride;
@@ -36,14 +36,14 @@ GateUpLayout layout_of(const SwigluProblem &problem, const GateAndUp &tensors) {
   return GateUpLayout::kSeparate;
 }
 
-// What vectors must divide: of a tensor by itself, and of two that alternate.
+// Bytes that the width of a vector must divide: for separate tensors, and for two that alternate.
 struct VectorLimits {
   VectorBytes bytes, alternating_bytes;
 
   void add(const SwigluProblem &problem, const void *data, const int64_t *stride) {
     if (data == nullptr) return;
     add_outer_axes(problem, data, stride, &bytes);
-    // Any step but 1 leaves single elements only.
+    // Any last stride but 1 permits single elements only.
     if (stride[problem.ndim - 1] != 1) bytes.add(dtype_size(problem.dtype));
   }
 
@@ -65,7 +65,7 @@ struct VectorLimits {
   }
 };
 
-// A bias is read by vectors of its own type, of at most 16 bytes each.
+// Adds the limits of a bias. A thread reads it by vectors of its own type, of at most 16 bytes each.
 void add_bias(const SwigluProblem &problem, int which, VectorLimits *limits) {
   if (problem.bias[which] == nullptr) return;
   const int last = problem.ndim - 1;
@@ -87,7 +87,7 @@ VectorLimits limits_of(const SwigluProblem &problem, GateUpLayout inputs, GateUp
   return limits;
 }
 
-// Of a kernel that has vectors.
+// Returns the formula of a kernel of vectors.
 SwigluFormula formula_of(const SwigluProblem &problem) {
   const GatingForm &form = problem.form;
   const bool has_biases = problem.bias[kGate] != nullptr || problem.bias[kUp] != nullptr;
@@ -117,15 +117,15 @@ int choose_vector_elements(const SwigluProblem &problem) {
   // A vector has one row and one factor.
   if (problem.grad_row_scale == nullptr && !has_row_per_vector(problem)) return 1;
   const VectorLimits limits = limits_of(problem, GateUpLayout::kSeparate, GateUpLayout::kSeparate);
-  // Of vectors of 4 bytes there are elements, and the flat kernel's, which asks for tensors aligned to 8.
+  // No kernel has vectors of 4 bytes, except that of flat matrices, which requires tensors aligned to 8 bytes.
   if (limits.bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(limits.bytes.value() / dtype_size(problem.dtype));
 }
 
-// False unless there are tensors that alternate, and vectors of half or full width at least, so that those of two
-// tensors are one or two accesses of full width.
+// Chooses vectors of alternating tensors. Returns false if no tensors alternate, or if vectors are less than half of
+// the full width: those of two tensors are one or two accesses of full width.
 bool choose_alternating(const SwigluProblem &problem, SwigluPlan *plan) {
-  if (problem.dtype == ROPE_DTYPE_F64) return false;  // has no such kernels
+  if (problem.dtype == ROPE_DTYPE_F64) return false;  // F64 has no such kernels
   const GateUpLayout inputs = layout_of(problem, inputs_of(problem));
   const GateUpLayout gradients = layout_of(problem, gradients_of(problem));
   if (inputs == GateUpLayout::kSeparate && gradients == GateUpLayout::kSeparate) return false;
@@ -144,7 +144,7 @@ bool fits_narrow_row(const SwigluProblem &problem, const int64_t *stride) {
   return problem.ndim == 1 || (stride[0] >= 0 && stride[0] <= UINT32_MAX / dtype_size(problem.dtype));
 }
 
-// Whether the plan, whose vectors are as wide as they may be, is of matrices whose rows have whole vectors.
+// Whether the problem has matrices with whole vectors in each row. The plan has the widest vectors that are possible.
 bool is_of_matrices(const SwigluProblem &problem, const SwigluPlan &plan) {
   if (problem.dtype == ROPE_DTYPE_F64 || problem.row_scale != nullptr || problem.num_rows != nullptr) return false;
   if (problem.expert_rows != nullptr || problem.rows.is_present() || plan.is_alternating() || problem.ndim > 2) {
@@ -166,11 +166,11 @@ const SwigluMatrixShape *choose_matrix_shapes(bool is_backward, bool is_programm
   return is_programmatic ? kSwigluMatrixShapesProgrammatic : kSwigluMatrixShapes;
 }
 
-// Matrices forward, and plain ones backward, get the shape of their size.
+// Chooses the launch of matrices. Forward, and plain backward, have a table of shapes by size.
 bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const int64_t size = dtype_size(problem.dtype), bytes = plan->vector_elements * size;
   const bool has_options = plan->formula > SwigluFormula::kForm;
-  // What kernels of matrices with options would do with an up that leaves the numbers takes too much of the library.
+  // Code for an up beyond the largest number would make the kernels of matrices with options too large.
   if (has_options && !moves_within_range(form_in<float>(problem.form))) return false;
   if (bytes < (has_options ? kMaxVectorBytes : kMaxVectorBytes / 2) || !is_of_matrices(problem, *plan)) return false;
   const bool is_plain_backward = problem.is_backward && plan->formula == SwigluFormula::kPlain && size == 2 &&
@@ -193,7 +193,7 @@ bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, Swigl
     plan->vector_elements /= 2;
   }
   const int64_t min_vectors = plan->formula == SwigluFormula::kBiases ? kMinSwigluBiasVectors : kMinSwigluCapVectors;
-  // Rows that follow each other are one.
+  // Rows that follow each other in memory are one row.
   const bool has_rows = problem.ndim > 1 && problem.shape[0] >= kSwigluRowsPerThread;
   if (takes_rows(plan->formula, size) && has_rows && vectors > min_vectors) {
     plan->rows_per_thread = kSwigluRowsPerThread;
@@ -215,8 +215,9 @@ rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *pla
   return ROPE_STATUS_SUCCESS;
 }
 
-// Whether the plan, whose vectors are as wide as they may be, is of tensors of the axes experts, rows and columns, or
-// of rows that are looked up and columns, with numbers of 32 bits; then warps take parts of rows.
+// Plans kernels whose warps process parts of rows. Returns whether the problem has tensors of the axes experts, rows
+// and columns, or of rows that are looked up and columns, and fits numbers of 32 bits. The plan has the widest vectors
+// that are possible.
 bool choose_expert_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const bool has_rows = problem.rows.is_present();
   if ((problem.expert_rows == nullptr && !has_rows) || plan->formula != SwigluFormula::kBiases) return false;
@@ -242,13 +243,14 @@ bool choose_expert_matrix(const SwigluProblem &problem, const DeviceInfo &device
   return true;
 }
 
-// Vectors are groups, or single elements where groups are not aligned or would cross the end of an axis within a row.
+// Plans rows that are summed. Vectors are groups, or single elements if groups are not aligned or would cross the end
+// of an axis within a row.
 rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, bool has_options, SwigluPlan *plan) {
   const int64_t group = kSwigluRowGroupBytes / dtype_size(problem.dtype), columns = problem.num_summed_elements();
   const int last = problem.ndim - 1;
   const bool has_one_column_axis = problem.num_row_axes == last;
   const bool is_whole = has_one_column_axis || (problem.num_row_axes < last && problem.shape[last] % group == 0);
-  // F64 has none: its kernel of vectors would take 57 kB of the library.
+  // F64 has no vectors: their kernel would add 57 kB to the library.
   const bool has_vectors =
       is_whole && !has_options && problem.dtype != ROPE_DTYPE_F64 && choose_vector_elements(problem) == group;
   plan->vector_elements = has_vectors ? static_cast<int>(group) : 1;
@@ -260,7 +262,8 @@ rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, 
   return set_grid(function, problem.num_elements() / columns, plan);
 }
 
-// Finds log2 of the lanes that have a group of a written scale, two vectors each; false where a warp has too few.
+// Finds log2 of the number of lanes of a group with a written scale; each lane has two vectors. Returns false if a warp
+// has too few lanes.
 bool find_group_lanes(const SwigluProblem &problem, int64_t vector_elements, uint32_t *log2) {
   for (*log2 = 0; *log2 <= kWarpLanesLog2; ++*log2) {
     if (problem.codes.group_elements == 2 * vector_elements << *log2) return true;
@@ -269,7 +272,7 @@ bool find_group_lanes(const SwigluProblem &problem, int64_t vector_elements, uin
   return false;
 }
 
-// Whether each row that may be missing has a number that the kernel of matrices knows.
+// Whether rows that num_rows or expert_rows may exclude are those of the kernel of matrices.
 bool has_matrix_rows(const SwigluProblem &problem) {
   const int last = problem.ndim - 1;
   if (problem.expert_rows != nullptr) {
@@ -286,7 +289,8 @@ bool has_matrix_tiles(const SwigluProblem &problem) {
   return problem.ndim == 2 ? stride[0] == 1 : stride[0] == 0 && stride[1] == 1;
 }
 
-// Whether matrices of 16 bits, of at most one further axis, become codes in vectors of 16 bytes.
+// Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes. Returns whether
+// the problem is one.
 bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
   constexpr int64_t kElements = kMaxVectorBytes / 2;
@@ -296,7 +300,7 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   const int last = problem.ndim - 1;
   const int64_t columns = problem.shape[last];
   if (columns % kElements != 0 || problem.num_elements() / kElements > INT32_MAX) return false;
-  // Of pairs of codes strides count halves of a byte.
+  // Strides of pairs of codes count halves of a byte.
   const int64_t per_byte = codes.has_pairs() ? 2 : 1;
   VectorBytes in, out;
   out.add(problem.out[kOut]);
@@ -438,7 +442,7 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   *plan = SwigluPlan{};
   const int64_t columns = problem.shape[problem.ndim - 1];
   if (!device.is_cuda) {
-    // All outputs, wanted or not.
+    // Absent outputs count too.
     const int64_t tensors = problem.num_inputs() + problem.num_outputs();
     const int64_t bytes = saturated_product(problem.num_elements(), tensors * dtype_size(problem.dtype));
     plan->num_tasks = count_cpu_tasks(bytes, device.num_threads);

@@ -51,5 +51,6 @@ int main(void) {
   CHECK(swiglu_args_t, SWIGLU_ARGS_INIT, sizeof(swiglu_args_t));
   CHECK(swiglu_quant_args_t, SWIGLU_QUANT_ARGS_INIT, sizeof(swiglu_quant_args_t));
   CHECK(swiglu_input_args_t, SWIGLU_INPUT_ARGS_INIT, sizeof(swiglu_input_args_t));
+  CHECK(swiglu_column_args_t, SWIGLU_COLUMN_ARGS_INIT, sizeof(swiglu_column_args_t));
   return failures != 0;
 }

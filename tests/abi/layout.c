@@ -303,6 +303,7 @@ int main(void) {
   FIELD(swiglu_args_t, grad_row_scale);
   POINTER(swiglu_args_t, quant);
   POINTER(swiglu_args_t, input);
+  POINTER(swiglu_args_t, column);
   END(swiglu_args_t);
 
   STRUCT(swiglu_quant_args_t);
@@ -314,7 +315,24 @@ int main(void) {
   FIELD(swiglu_quant_args_t, amax_out);
   FIELD(swiglu_quant_args_t, scale_layout);
   FIELD(swiglu_quant_args_t, reserved0);
+  FIELD(swiglu_quant_args_t, grad_gate_scales_out);
+  FIELD(swiglu_quant_args_t, grad_up_scales_out);
   END(swiglu_quant_args_t);
+
+  STRUCT(swiglu_column_args_t);
+  FIELD(swiglu_column_args_t, struct_size);
+  FIELD(swiglu_column_args_t, flags);
+  FIELD(swiglu_column_args_t, scale_floor);
+  FIELD(swiglu_column_args_t, scale_layout);
+  FIELD(swiglu_column_args_t, reserved0);
+  FIELD(swiglu_column_args_t, amax_out);
+  FIELD(swiglu_column_args_t, out);
+  FIELD(swiglu_column_args_t, grad_gate);
+  FIELD(swiglu_column_args_t, grad_up);
+  FIELD(swiglu_column_args_t, scales_out);
+  FIELD(swiglu_column_args_t, grad_gate_scales_out);
+  FIELD(swiglu_column_args_t, grad_up_scales_out);
+  END(swiglu_column_args_t);
 
   STRUCT(swiglu_input_args_t);
   FIELD(swiglu_input_args_t, struct_size);

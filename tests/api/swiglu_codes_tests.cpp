@@ -1,8 +1,8 @@
 // swiglu_codes_tests.cpp - SwiGLU whose out has 8 or 4 bits: codes and scales, byte for byte where the values are known
 //
-// The values are those of a call whose out is of F32, or of 16 bits where they are rounded first. Codes and scales are
-// made of them here as rope.h says, by search among numbers and powers of two and in long double. Where gate is 1 and the
-// activation ReGLU values are up's own, on every device.
+// Another call gives the values: its out is F32, or of 16 bits if values are rounded first. The tests make codes and
+// scales of these values by rope.h's definitions, by search among numbers and powers of two and in long double. If gate
+// is 1 and the activation is ReGLU, values are equal to up on every device.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -38,7 +38,7 @@ struct CodesCase {
   uint32_t flags = 0;
   double floor = 0;
   int rows = 1;        // written: axes of gate that scales have
-  int64_t groups = 2;  // of a row
+  int64_t groups = 2;  // groups of a row
   bool is_split = false;
   bool has_amax = false;
   Placement out_placement;
@@ -51,7 +51,7 @@ struct CodesCase {
   bool has_row_scale = false;
   double up_offset = 0;
   int32_t activation = SWIGLU_ACTIVATION_SWIGLU;
-  double special = 0;  // of one gate, or of one up that is copied
+  double special = 0;  // the value of one gate, or of one up that is copied
   bool is_zero = false;
   bool is_copied = false;  // out is up
   bool has_edges = false;  // up: each group's largest magnitude is at an edge of scales
@@ -82,7 +82,7 @@ struct CodesCase {
     for (size_t axis = static_cast<size_t>(rows); axis < shape.size(); ++axis) count *= shape[axis];
     return count;
   }
-  // The scale of an element, and where it is written.
+  // The index of an element's scale, and the place where it is written.
   Index scale_index(const Index &at) const {
     int64_t element = 0;
     for (size_t axis = static_cast<size_t>(rows); axis < shape.size(); ++axis)
@@ -97,8 +97,8 @@ struct CodesCase {
   }
   int64_t padded_groups() const { return (groups + 3) / 4 * 4; }
   int64_t padded_rows() const { return (shape[static_cast<size_t>(rows) - 1] + 127) / 128 * 128; }
-  // cuBLAS, "1D block scaling factors layout": tiles of 512 bytes, row by row; in a tile 32 pieces of 16 bytes, each with 4
-  // groups of the rows r, r + 32, r + 64 and r + 96.
+  // cuBLAS, "1D block scaling factors layout": tiles of 512 bytes, row by row; in a tile 32 pieces of 16 bytes, each
+  // with 4 groups of the rows r, r + 32, r + 64 and r + 96.
   Index tile_index(Index index, int64_t row, int64_t group) const {
     const int64_t tiles_of_row = padded_groups() / 4;
     const int64_t tile = row / 128 * tiles_of_row + group / 4, piece = row % 32, quarter = row % 128 / 32;
@@ -110,7 +110,7 @@ struct CodesCase {
   bool has_pairs() const { return code == ROPE_DTYPE_F4_E2M1X2; }
   void fill_edges(Workspace *workspace, const rope_tensor_t &up) const;
   int check_padding(Workspace *workspace, const rope_tensor_t &scales_out) const;
-  // Of an expert.
+  // The global scale of an expert.
   float global_of(const Index &at) const {
     return static_cast<float>(global) * static_cast<float>(has_scale_by_expert ? 1 + at[0] : 1);
   }
@@ -124,7 +124,7 @@ struct CodesCase::Scene {
                 expert_rows = {}, expert_offsets = {}, row_index = {}, row_scale = {};
 };
 
-// What pads scales in tiles is 0. Returns how much is not.
+// The padding of scales in tiles is 0. Returns the number of other bytes.
 int CodesCase::check_padding(Workspace *workspace, const rope_tensor_t &scales_out) const {
   int wrong = 0;
   rope_tensor_t matrices = scales_out;
@@ -142,7 +142,7 @@ int CodesCase::check_padding(Workspace *workspace, const rope_tensor_t &scales_o
   return wrong;
 }
 
-// The first of each group is its largest: top times a power of two, a number beside that, another one or 0.
+// Makes the first value of each group its largest: top times a power of two, a number beside that, another one or 0.
 void CodesCase::fill_edges(Workspace *workspace, const rope_tensor_t &up) const {
   const int64_t length = row_elements() / groups;
   int64_t number = 0;
@@ -151,7 +151,7 @@ void CodesCase::fill_edges(Workspace *workspace, const rope_tensor_t &up) const 
     const int64_t group = number / length;
     const bool is_first = number++ % length == 0;
     if (!is_first) return static_cast<Real>(largest) * workspace->random().uniform(-1, 1);
-    // Within the numbers of every type of data.
+    // The exponents stay within every type of data.
     largest = std::ldexp(top_of(code), static_cast<int>(group * 7 % 20) - (code == ROPE_DTYPE_F8_E5M2 ? 20 : 12));
     if (dtype == ROPE_DTYPE_F32) largest = std::ldexp(largest, static_cast<int>(group * 13 % 160) - 90);
     const float beside[] = {largest, std::nextafter(largest, 0.0f), std::nextafter(largest, INFINITY), largest * 0.8f};
@@ -164,7 +164,7 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
   const ScaleRule rule = {code, scale_dtype, flags, floor};
   Workspace &workspace = scene->workspace;
   const rope_tensor_t &plain = scene->plain, &out = scene->out;
-  // The values of this device, group by group.
+  // The largest magnitudes of this device's values, group by group.
   std::map<Index, float> maxima;
   const auto max_of = [&](const Index &group) -> float & { return maxima[group]; };
   float amax = 0;
@@ -191,7 +191,7 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
       const int64_t step = std::abs(static_cast<int64_t>(bits) - static_cast<int64_t>(expected));
       const int64_t allowed = scale_dtype == ROPE_DTYPE_F32 && flags == 0 ? 1 << 14 : is_e4m3 ? 1 : 0;
       if (step > (is_exact ? 0 : allowed)) ++wrong;
-      // Below, the product of amax and 1/448 is no normal number.
+      // Below 2^-116 the product of amax and 1/448 is not a normal number.
       const bool is_mxfp8 = code == ROPE_DTYPE_F8_E4M3 && scale_dtype == ROPE_DTYPE_F8_E8M0 && floor == 0;
       if (is_mxfp8 && (amax_of_group == 0 || !(amax_of_group < 0x1p-116f))) {
         if (static_cast<int>(bits) != rounded_up_exponent(amax_of_group)) ++wrong;
@@ -236,7 +236,7 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
 void CodesCase::check() const {
   Scene scene(17);
   Workspace &workspace = scene.workspace;
-  // Where values are not rounded first they are those of F32 data of the same numbers.
+  // Values that are not rounded first are those of a call with the same numbers as F32 data.
   const bool is_known = dtype == ROPE_DTYPE_F32 || rounds_first;
   scene.gate = workspace.tensor(dtype, shape);
   scene.up = workspace.tensor(dtype, shape);
@@ -358,7 +358,7 @@ void CodesCase::check() const {
 const std::vector<rope_dtype_t> dtypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16};
 const std::vector<rope_dtype_t> codes_of_8_bits = {ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E5M2};
 
-// Codes by their format: groups of a row, of 96 channels for each of 32.
+// Cases for formats of codes, with the groups of each: 32 channels for MXFP8, 16 for NVFP4.
 CodesCase mxfp8(rope_dtype_t code = ROPE_DTYPE_F8_E4M3) {
   CodesCase codes;
   codes.code = code;

@@ -1,8 +1,8 @@
 // swiglu_column_tests.cpp - outputs of SwiGLU that become codes by row and by column, forward and backward
 //
-// The values are those of a call whose outputs are words: of F32, or of 16 bits where values are rounded first. Codes and
-// scales are made of them here (code_oracle.hpp). Where gate and up are 1 and the activation is ReGLU, both gradients are
-// grad_out's own numbers, on every device.
+// Another call gives the values: its outputs are words, F32 or of 16 bits if values are rounded first. The tests make
+// codes and scales of these values (code_oracle.hpp). If gate and up are 1 and the activation is ReGLU, both gradients
+// are equal to grad_out on every device.
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
@@ -24,11 +24,11 @@ struct ColumnCase {
   rope_dtype_t dtype = ROPE_DTYPE_BF16;
   Shape shape = {64, 96};
   bool is_backward = false;
-  bool has_rows = true, has_columns = true;  // which codes there are
+  bool has_rows = true, has_columns = true;  // codes by row, and by column
   bool has_words = false;                    // backward: grad_up is of the descriptor's dtype, and out is recomputed
   rope_dtype_t code = ROPE_DTYPE_F8_E4M3;
   rope_dtype_t scale_dtype = ROPE_DTYPE_F8_E8M0;
-  int64_t group = 32;  // channels, and rows
+  int64_t group = 32;  // the number of channels, and of rows, of a group
   uint32_t flags = 0;
   double floor = 0;
   bool has_tiles = false;
@@ -75,7 +75,7 @@ struct ColumnCase {
   int check_padding(Workspace *workspace, bool by_column, const rope_tensor_t &scales) const;
 };
 
-// An output, its scales and the tensor that has its values.
+// An output, its scales and the tensor of its values.
 struct ColumnCase::Output {
   const char *name;
   bool by_column;
@@ -87,7 +87,7 @@ struct ColumnCase::Scene {
   Workspace workspace;
   rope_tensor_t gate = {}, up = {}, grad_out = {}, values[2] = {}, words[2] = {}, amax[2] = {}, scale = {};
   rope_tensor_t num_rows = {}, expert_rows = {}, expert_offsets = {}, row_index = {}, row_scale = {}, bias = {};
-  rope_tensor_t codes[2][2] = {}, scales[2][2] = {};  // of two outputs, by row and by column
+  rope_tensor_t codes[2][2] = {}, scales[2][2] = {};  // first index: output; second: by row, by column
 };
 
 int64_t padded(int64_t length, int64_t tile) {
@@ -381,8 +381,9 @@ TEST_CASE("SwiGLU to codes by column of any shape", "[swiglu][codes][columns][sa
   struct {
     Shape shape;
     int64_t group;
-  } const cases[] = {{{32, 32}, 32},  {{160, 224}, 32}, {{96, 8}, 8},   {{6, 10}, 2},      {{1, 64}, 1},    {{7, 1}, 1},
-                     {{40, 3, 5}, 1}, {{300, 1}, 1},    {{33, 66}, 33}, {{4, 4, 4, 4}, 4}, {{600, 20}, 200}};
+  } const cases[] = {{{32, 32}, 32}, {{160, 224}, 32},  {{96, 8}, 8},     {{6, 10}, 2},
+                     {{1, 64}, 1},   {{7, 1}, 1},       {{40, 3, 5}, 1},  {{300, 1}, 1},
+                     {{33, 66}, 33}, {{4, 4, 4, 4}, 4}, {{400, 200}, 200}};
   for (const auto &of_case : cases) {
     for (const bool is_backward : {false, true}) {
       INFO(of_case.shape[0] << " rows, groups of " << of_case.group << ", backward " << is_backward);

@@ -1,4 +1,4 @@
-// swiglu_explain_tests.cpp - how a call of SwiGLU would run, in words, with nothing run
+// swiglu_explain_tests.cpp - how a call of SwiGLU would run, in words; nothing runs
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
 #include <string>
@@ -11,7 +11,7 @@ bool has(const std::string &text, const std::string &words) {
   return text.find(words) != std::string::npos;
 }
 
-// gate and up of [6, 64], in memory that a call would change.
+// A call with gate and up of [6, 64], in memory that it would change if it ran.
 struct Request {
   Request(const Device &device, Direction direction, rope_dtype_t dtype = ROPE_DTYPE_BF16) : dtype(dtype) {
     config = swiglu_config_for(device);
@@ -126,7 +126,7 @@ TEST_CASE("an explanation of SwiGLU names the kernel", "[swiglu][explain]") {
   forward.args.num_rows = forward.workspace.tensor(ROPE_DTYPE_I32, {1});
   CHECK(has(forward.explain(), ": general kernel, "));
   forward.args.num_rows = {};
-  // Rows of 128, in which gate and up alternate.
+  // gate and up alternate in rows of 128 elements.
   const rope_tensor_t rows = forward.workspace.tensor(ROPE_DTYPE_BF16, {6, 128});
   for (rope_tensor_t *half : {&forward.args.gate, &forward.args.up}) {
     *half = rows;
@@ -208,7 +208,7 @@ TEST_CASE("misused explanations of SwiGLU", "[swiglu][explain][errors]") {
       {"swiglu_explain: gate is absent: ", ROPE_STATUS_INVALID_ARGUMENT, [](swiglu_args_t &args) { args.gate = {}; }},
       {"swiglu_explain: up.dtype is F16: ", ROPE_STATUS_INVALID_ARGUMENT,
        [](swiglu_args_t &args) { args.up.dtype = ROPE_DTYPE_F16; }},
-      // grad_out alone tells the direction.
+      // Only grad_out determines the direction.
       {"swiglu_explain: grad_gate is set: it belongs to swiglu_backward", ROPE_STATUS_INVALID_ARGUMENT,
        [](swiglu_args_t &args) { args.grad_gate = args.out; }},
       {"swiglu_explain: grad_gate, grad_up and grad_row_scale are absent: ", ROPE_STATUS_INVALID_ARGUMENT,

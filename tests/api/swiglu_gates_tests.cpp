@@ -22,7 +22,7 @@ constexpr int32_t activations[] = {SWIGLU_ACTIVATION_SWIGLU, SWIGLU_ACTIVATION_G
 constexpr rope_dtype_t kF32 = ROPE_DTYPE_F32, kBF16 = ROPE_DTYPE_BF16, kF16 = ROPE_DTYPE_F16;
 constexpr rope_dtype_t kI32 = ROPE_DTYPE_I32, kI64 = ROPE_DTYPE_I64;
 
-// Gates from -low to low in steps that no power of two divides, and random numbers for the rest.
+// Gates from -low to low in steps that are not a power of two; the other tensors have random numbers.
 std::function<Real(SwigluTensor, const Index &)> gates_within(Real low, int64_t columns) {
   return [=](SwigluTensor tensor, const Index &at) -> Real {
     const int64_t i = at[0] * columns + at[1];
@@ -124,7 +124,7 @@ TEST_CASE("activations rounded before they meet up", "[swiglu][gates]") {
 }
 
 TEST_CASE("in 16 bits a rounded activation is that of x / (1 + exp(-x)), operation by operation", "[swiglu][gates]") {
-  // Every gate of the type.
+  // The tensor has every number of the type.
   for (const rope_dtype_t dtype : {kF16, kBF16}) {
     Workspace workspace(3);
     constexpr int64_t kGates = 1 << 16;
@@ -221,7 +221,7 @@ TEST_CASE("options and experts in calls large enough for several threads", "[swi
   }
 }
 
-// Vectors, single elements, and on CPUs runs and chunks are how they are computed.
+// Placements lead to vectors, single elements, and on CPUs to runs and chunks.
 TEST_CASE("options give the same bits however their elements lie", "[swiglu][gates]") {
   void (*const forms[])(swiglu_config_t *) = {
       [](swiglu_config_t *c) { c->activation = SWIGLU_ACTIVATION_GEGLU_ERF; },
@@ -307,7 +307,7 @@ TEST_CASE("gates of options over the whole range of a type give no NaN and the r
   const std::vector<Real> values = {0.0L,   -0.0L,   1e-45L, -1e-45L, 1e-38L, -1e-38L, 1e-7L,  -1e-7L, 0.5L,
                                     -0.5L,  1.0L,    -1.0L,  5.0L,    -5.0L,  11.0L,   -11.0L, 14.5L,  -14.5L,
                                     104.0L, -104.0L, 1e10L,  -1e10L,  1e19L,  -1e19L,  3e38L,  -3e38L};
-  // Of whole vectors, and of gates whose soft caps turn them, 1e-22 beside 1e-20.
+  // Rows have whole vectors. A gate of 1e-22 lies within a soft cap of 1e-20, where the cap begins to turn it.
   constexpr int64_t rows = 27, columns = 32;
   for (const rope_dtype_t dtype : {kF32, kBF16, kF16}) {
     const Real largest = dtype == kF16 ? 65504.0L : 3e38L;
@@ -333,7 +333,7 @@ TEST_CASE("gates of options over the whole range of a type give no NaN and the r
 
 TEST_CASE("every gate of 16 bits, through activations, soft caps and limits", "[swiglu][gates]") {
   for (const rope_dtype_t dtype : {kF16, kBF16}) {
-    // Every other up is so large that weights which are subnormal numbers show.
+    // Every second up is so large that an error in a subnormal weight is visible.
     const Real large = dtype == kF16 ? 40000.0L : 0x1p100L;
     SwigluCase one;
     one.dtype(dtype).shape({64, 1024}).values([=](SwigluTensor tensor, const Index &at) -> Real {
@@ -379,7 +379,7 @@ TEST_CASE("activations of gates that vanish meet no infinity of a moved up", "[s
 
 namespace {
 
-// The activation of every F32 gate of one sign and 2^23 neighbours, up being 1: the worst error in ulp.
+// Returns the largest error in ulp of the activation for 2^23 neighbouring F32 gates of one sign. up is 1.
 Real worst_of_gates(const Device &device, const swiglu_desc_t *desc, int32_t activation, uint32_t first_bits) {
   constexpr int64_t kGates = int64_t{1} << 23;
   Workspace workspace(1);
@@ -409,7 +409,7 @@ Real worst_of_gates(const Device &device, const swiglu_desc_t *desc, int32_t act
                                 ? std::erfc(-wide * 0.70710678118654752440) / 2
                                 : 1 / (1 + std::exp(-2 * root * (wide + 0.044715 * wide * wide * wide)));
       const double exact = wide * weight;
-      // Of a float, or of the smallest normal one, as ulps of subnormal numbers are.
+      // The ulp of a float. Subnormal numbers have that of the smallest normal number.
       const double ulp = std::ldexp(1.0, std::max(std::ilogb(exact), -126) - 23);
       const double slack = 4 * std::ldexp(1.0, -149) * std::max(1.0, std::fabs(wide));
       worst = std::max(worst, (std::fabs(actual - exact) - slack) / ulp);
@@ -429,7 +429,7 @@ Real worst_of_gates(const Device &device, const swiglu_desc_t *desc, int32_t act
 
 }  // namespace
 
-// A minute for each device; run it by hand after a change of the mathematics.
+// The test takes a minute for each device. Run it by hand after a change of the mathematics.
 TEST_CASE("every F32 gate of GeGLU is within 8 ulp", "[.][exhaustive]") {
   for (const Device &device : devices()) {
     for (const int32_t activation : {SWIGLU_ACTIVATION_GEGLU_ERF, SWIGLU_ACTIVATION_GEGLU_TANH}) {
@@ -438,7 +438,7 @@ TEST_CASE("every F32 gate of GeGLU is within 8 ulp", "[.][exhaustive]") {
       config.activation = activation;
       const SwigluDesc desc = create(config);
       Real worst = 0;
-      // From 2^-30, below which the weight is 1/2, to 16, beyond which it is 0 or 1.
+      // The gates go from 2^-30, below which the weight is 1/2, to 16, beyond which it is 0 or 1.
       for (uint32_t exponent = 97; exponent <= 130; ++exponent) {
         for (const uint32_t sign : {0u, 1u}) {
           worst = std::max(worst, worst_of_gates(device, desc.get(), activation, sign << 31 | exponent << 23));

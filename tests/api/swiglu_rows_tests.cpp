@@ -21,7 +21,7 @@ constexpr rope_dtype_t kF32 = ROPE_DTYPE_F32, kF16 = ROPE_DTYPE_F16, kBF16 = ROP
 constexpr rope_dtype_t kI32 = ROPE_DTYPE_I32, kI64 = ROPE_DTYPE_I64;
 const std::vector<rope_dtype_t> dtypes = {kF32, kF16, kBF16, kF64};
 
-// Of 13 rows: as they should be, and every way in which they should not.
+// expert_offsets for 13 rows: correct lists first, then lists with every kind of error.
 const std::vector<List> offsets_of_13 = {
     {0, 13},     {0, 4, 4, 9, 13}, {0, 0, 0, 13, 13}, {3, 5, 11},     {5, 5, 5},
     {13, 13},    {0, 9, 4, 13},    {0, 13, 0, 13},    {6, 2, 9, 13},  {9, 2, 5, 1},
@@ -36,7 +36,7 @@ List extremes(rope_dtype_t dtype) {
   return {least, most};
 }
 
-// An index for each of `rows` rows, among so many factors and a few outside of them.
+// A row_index for `rows` rows, mostly within `factors`, sometimes outside.
 List random_index(int64_t rows, int64_t factors, uint64_t seed) {
   Random random(seed);
   List index(static_cast<size_t>(rows));
@@ -44,7 +44,7 @@ List random_index(int64_t rows, int64_t factors, uint64_t seed) {
   return index;
 }
 
-// Where some experts have no row, and the first and the last rows no expert.
+// expert_offsets that leave some experts without rows, and the first and last rows without an expert.
 List random_offsets(int64_t experts, int64_t rows, uint64_t seed) {
   Random random(seed);
   List offsets(static_cast<size_t>(experts) + 1);
@@ -147,7 +147,7 @@ TEST_CASE("an index chooses the factor of a row", "[swiglu][rows]") {
     one.dtype(kBF16).shape({7, 32}).row_scale(1).row_index({0, far[0], 3, far[1], 2, -1, 4}, 4, integers);
     SwigluCase(one).recomputed().check();
     SwigluCase(one).grad_row_scale().check();
-    // All factors are of one row, and no factor is there.
+    // First all rows have one factor, then there is no factor at all.
     SwigluCase().dtype(kBF16).shape({6, 16}).row_scale(1).row_index(List(6, 2), 3, integers).grad_row_scale().check();
     SwigluCase().dtype(kBF16).shape({3, 16}).row_scale(1).row_index({0, -1, 1}, 0, integers).grad_row_scale().check();
   }

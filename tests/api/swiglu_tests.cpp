@@ -103,7 +103,8 @@ TEST_CASE("gate and up that alternate, wherever rows begin and end", "[swiglu]")
               .placed(SwigluTensor::Gate, alternate(inputs, both, alone))
               .placed(SwigluTensor::GradGate, alternate(gradients, both, alone));
         };
-        // One axis with and without a rest; rows apart, of a whole number of vectors and not, and across everything.
+        // Shapes have one axis, with and without a remainder of vectors; rows that lie apart, with and without whole
+        // vectors; and rows over two axes.
         for (const int64_t columns : {1, 2, 3, 4, 5, 8, 15, 16, 17, 24, 31, 67}) {
           make({columns}, {}, {}).recomputed().check();
           const int64_t pitch = (columns + 23) / 16 * 16;
@@ -126,7 +127,7 @@ TEST_CASE("gate and up that alternate, wherever rows begin and end", "[swiglu]")
         make({3, 40}, {}, {}).without(SwigluTensor::GradUp).recomputed().check();
       }
     }
-    // Enough for vectors of full width on GPUs of up to 170 multiprocessors.
+    // This shape is large enough for vectors of full width on GPUs of up to 170 multiprocessors.
     const Shape large = {284 / oracle::element_size(dtype) + 1, 2881};
     SwigluCase()
         .dtype(dtype)
@@ -295,11 +296,11 @@ TEST_CASE("an output too large for caches has the bits of its parts, and nothing
                                                     {ROPE_DTYPE_BF16, SWIGLU_ACTIVATION_GEGLU_ERF}};
   for (const auto &[dtype, activation] : kinds) {
     const int64_t size = oracle::element_size(dtype);
-    // Rows of 1501 elements that begin anywhere in a line, and rows that are one run together.
+    // Rows of 1501 elements begin anywhere in a cache line if there is a gap; without one they form one run.
     for (const int64_t gap : {0, 37}) {
       const int64_t columns = 1501, rows = ((int64_t{34} << 20) / size / columns / kParts + 1) * kParts;
       const int64_t elements = 1 + rows * (columns + gap);
-      // Numbers about 1 in F16 and BF16, and in F32, of which each is two of them.
+      // The numbers are about 1 in F16 and BF16. Two of them are one number of F32, which is about 1 too.
       std::vector<uint16_t> gate(static_cast<size_t>(elements * size / 2)), up = gate;
       for (size_t i = 0; i < gate.size(); ++i) {
         gate[i] = static_cast<uint16_t>((i * 40503 >> 3 & 0x81ff) + 0x3e00);
@@ -425,7 +426,7 @@ TEST_CASE("products of large and small factors", "[swiglu]") {
   SwigluCase()
       .shape({20000})
       .values([random = Random(34)](SwigluTensor tensor, const Index &) mutable -> Real {
-        // Where sigmoid is normal and 1 + gate * (1 - sigmoid(gate)) does not cancel.
+        // For these gates sigmoid is normal and 1 + gate * (1 - sigmoid(gate)) does not cancel.
         if (tensor == SwigluTensor::Gate) return random.bits() & 1 ? random.uniform(-60, -2) : random.uniform(0.1, 60);
         return std::ldexp(random.normal(), static_cast<int>(random.below(240)) - 120);
       })
@@ -467,7 +468,7 @@ TEST_CASE("infinite inputs show, whatever the form and row_scale", "[swiglu]") {
       INFO(oracle::dtype_name(dtype) << " on " << device);
       Workspace workspace(40);
       swiglu_args_t args = swiglu_args();
-      // One infinity a row: in up, in grad_out, in row_scale, in gate.
+      // Each row has one infinity: in up, in grad_out, in row_scale, in gate.
       const Shape shape = {4, 100};
       for (rope_tensor_t *tensor : {&args.gate, &args.up, &args.grad_out, &args.grad_gate, &args.grad_up, &args.out}) {
         *tensor = workspace.tensor(dtype, shape);
@@ -544,7 +545,7 @@ TEST_CASE("forms of SwiGLU: alpha, limit, up_offset and out_scale, alone and as 
       make().shape({5, 33}).packing(GatePacking::Alternating, GatePacking::Alternating).check();
       make().shape({67, 2731}).recomputed().check();
       make().shape({129}).in_place(SwigluTensor::GradGate, SwigluTensor::Gate).without(SwigluTensor::GradUp).check();
-      // Around the limit, and where it is met exactly.
+      // Values lie around the limit, and exactly at it.
       make()
           .shape({25, 25})
           .values([&](SwigluTensor tensor, const Index &index) -> Real {
@@ -735,7 +736,7 @@ TEST_CASE("row_scale, its gradient and num_rows over layouts", "[swiglu]") {
         }
       }
     }
-    // Layouts of row_scale itself.
+    // row_scale has different strides.
     for (const Placement &placement : {Placement().gap(0, 2), Placement().reversed(0), Placement().order({1, 0}),
                                        Placement().gap(1, 3).reversed(1), Placement().at(1)}) {
       const auto make = [&] {
@@ -746,7 +747,7 @@ TEST_CASE("row_scale, its gradient and num_rows over layouts", "[swiglu]") {
       make().grad_row_scale(placement).check();
       make().grad_row_scale_in_place().num_rows(2, ROPE_DTYPE_I32).check();
     }
-    // Three axes of rows that are not one in memory.
+    // Gaps keep the three axes of rows separate.
     const Placement apart = Placement().gap(0, 24).gap(1, 16).gap(2, 8);
     SwigluCase().dtype(dtype).shape({2, 3, 4, 16}).placed(apart).row_scale(3).grad_row_scale(apart).check();
     for (int axis : {0, 1}) {
@@ -808,7 +809,7 @@ TEST_CASE("rows of every length are summed", "[swiglu]") {
 }
 
 TEST_CASE("the sum of a row loses nothing to cancellation", "[swiglu]") {
-  // Pairs of large terms that cancel to the bit, around small ones.
+  // Pairs of large terms cancel exactly, and leave small ones.
   for (rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F64}) {
     for (const Device &device : devices()) {
       INFO(oracle::dtype_name(dtype) << " on " << device);
@@ -906,7 +907,7 @@ TEST_CASE("SwiGLU gradients are the derivatives of the output", "[swiglu]") {
           }
           const rope_tensor_t row_scale = workspace.tensor(ROPE_DTYPE_F64, {rows});
           const rope_tensor_t grad_row_scale = workspace.tensor(ROPE_DTYPE_F64, {rows});
-          // The limit has a kink, next to which no value lies.
+          // Values keep away from the limit, where the function has a kink.
           const auto draw = [&](double size) {
             const double limit = form.limit == 0 ? 1e9 : form.limit;
             for (;;) {
@@ -929,7 +930,7 @@ TEST_CASE("SwiGLU gradients are the derivatives of the output", "[swiglu]") {
           swiglu_args_t forward = args;
           forward.grad_out = forward.grad_gate = forward.grad_up = rope_tensor_t{};
 
-          // grad_out * out where every element of `moved` is by `shift` larger.
+          // Returns grad_out * out after `shift` is added to every element of `moved`.
           const auto weighted_outputs = [&](const rope_tensor_t &moved, double shift) {
             workspace.restore();
             for_each_index(moved, [&](const Index &at) {

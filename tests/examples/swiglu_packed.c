@@ -1,4 +1,4 @@
-/* SwiGLU of the packed output of one projection, [tokens, gate | up], and its gradients, which take its place. */
+/* SwiGLU of the packed output of one projection, [tokens, gate | up], and its gradients, which replace it. */
 #include <math.h>
 #include <rope/rope.h>
 #include <stdio.h>

@@ -1,6 +1,7 @@
 // swiglu_fuzz.cpp - fuzzes SwiGLU: configs and calls in both directions
 //
-// As rope_fuzz.cpp does: mostly good requests with lies here and there, in memory that is exactly what they say.
+// Like rope_fuzz.cpp, it makes mostly correct requests with some false members, in memory of exactly the requested
+// size.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -107,7 +108,7 @@ class Request {
     in_.lie(&args_);
     if (has_input_) in_.lie(&input_);
     if (has_quant_) in_.lie(&quant_);
-    input_.struct_size = sizeof input_;  // they are not handed over in so many bytes
+    input_.struct_size = sizeof input_;  // unlike args, these are passed as whole structs
     quant_.struct_size = sizeof quant_;
     args_.input = has_input_ ? &input_ : nullptr;
     args_.quant = has_quant_ ? &quant_ : nullptr;
@@ -117,7 +118,7 @@ class Request {
     if (in_.chance(4)) {
       rope_tensor_t &tensor = tensor_of(in_.below(num_members));
       spoiled_ = &tensor;
-      const bool has_bytes = has_known_shape(tensor) && oracle::element_size(tensor.dtype) == 1;  // which lie anywhere
+      const bool has_bytes = has_known_shape(tensor) && oracle::element_size(tensor.dtype) == 1;  // always aligned
       tensor.data = in_.chance(50) || has_bytes ? nullptr : static_cast<char *>(tensor.data) + 1;
       is_small_ = false;
     }
@@ -126,14 +127,14 @@ class Request {
 
   void run(const swiglu_desc_t *desc) {
     const StructBytes bytes(&in_, &args_, rope::kSwigluArgsFirstSize, sizeof args_);
-    // Args of an older header end before their groups.
+    // Args of an older header end before the pointers to further structs.
     if (bytes.as<swiglu_args_t>()->struct_size < sizeof args_) {
       args_.input = nullptr, input_ = {};
       args_.quant = nullptr, quant_ = {};
     }
     const char *function = is_backward_ ? "swiglu_backward" : "swiglu_forward";
     const auto stream = reinterpret_cast<rope_stream_t>(in_.chance(2) ? in_.raw(8) : 0);
-    // The library's own eyes look first at what is too large to be run.
+    // The library plans the call first, so that calls that are too large do not run.
     const bool is_planned = plan();
     const bool has_bad_data = spoiled_ != nullptr && !is_empty(*spoiled_);
     expect(!is_planned || !has_bad_data, "served without memory, or where elements cannot lie");
@@ -141,7 +142,7 @@ class Request {
     memory_.restore();
     const bool is_explained = explain(desc, args);
     memory_.expect_no_other_change("swiglu_explain");
-    // By grad_out an explanation is one of this direction or of the other.
+    // grad_out determines the direction of an explanation.
     const bool is_of_direction = is_present(grad_out) == is_backward_;
     expect(!is_of_direction || !is_explained || is_planned, "explained what has no plan");
     if (is_planned && !is_small_) return;
@@ -230,7 +231,7 @@ class Request {
       set(num_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, &one);
     }
     if (in_.chance(is_backward_ ? 3 : 30)) draw_codes(ndim, shape, has_experts ? experts : 1);
-    // gate and up, and their gradients, interleaved along the last axis.
+    // gate and up, or their gradients, may be interleaved along the last axis.
     alternates_[0] = in_.chance(15);
     alternates_[1] = is_backward_ && in_.chance(15);
     for (int pair = 0; pair < 2; ++pair) {
@@ -289,7 +290,7 @@ class Request {
     const bool is_split = !has_tiles && rows < 3 && sizes[rows] % 4 == 0 && in_.chance(30);
     if (is_split) sizes[rows] /= 4, sizes[rows + 1] = 4;
     set(scales_out, dtype, rows + (is_split ? 2 : 1), sizes);
-    // Compact, as they must be.
+    // Scales in tiles must be compact.
     if (has_tiles && in_.chance(90)) quant_.scales_out.flags = 0, std::fill_n(quant_.scales_out.stride, 4, 0);
     if (in_.chance(20)) quant_.scale_floor = in_.one_of({1e-4, 1.0, 1e-30});
   }
@@ -316,7 +317,7 @@ class Request {
       } else if (count > 0 && in_.chance(5)) {
         const rope_tensor_t *const other = placed[in_.below(count)];
         memory_.place_over(tensor, other, size * in_.between(-40, 40));
-        // The bits of one type are any number of another.
+        // The bits of one type may be any number of another type.
         has_plain_data_ = has_plain_data_ && other->dtype == tensor->dtype;
       } else {
         memory_.place(tensor, in_.chance(25) ? in_.between(1, 7) : 0);
@@ -417,7 +418,7 @@ class Request {
   }
   bool is_present(int member) const { return tensor_of(member).ndim != 0; }
 
-  // Rows read elements of it that are not of their own place.
+  // Whether rows read elements of a tensor at places other than their own.
   bool is_gathered(int member) const {
     const bool is_bias = member == gate_bias || member == up_bias;
     return (member == row_scale && is_present(row_index)) ||
@@ -554,7 +555,7 @@ class Request {
       if (!is_present(member)) continue;
       for_each_index(tensor_of(member), [&](const Index &at) { memory_.may_have_changed(tensor_of(member), at); });
     }
-    // A row without elements sums to nothing, which is written or not.
+    // The sum of a row without elements may be written or not.
     if (totals.empty() && is_present(grad_row_scale)) {
       for_each_index(gradient, [&](const Index &at) {
         if (at[0] < rows) memory_.may_have_changed(gradient, at);
@@ -570,7 +571,7 @@ class Request {
   bool has_input_ = false;
   bool has_quant_ = false;
   bool is_small_ = false;
-  const rope_tensor_t *spoiled_ = nullptr;  // whose data is not its memory
+  const rope_tensor_t *spoiled_ = nullptr;  // its data does not point to its memory
   bool alternates_[2] = {};
   swiglu_args_t args_ = {};
   swiglu_input_args_t input_ = {};

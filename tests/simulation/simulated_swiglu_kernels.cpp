@@ -1,9 +1,9 @@
 // simulated_swiglu_kernels.cpp - the kernels of SwiGLU as functions of the host
-// clang-format off: what stands for CUDA's language comes first
+// clang-format off: the replacement of CUDA's language comes first
 #include "simulated_gpu.hpp"
 // clang-format on
 
-// Blocks run one after another, and these kernels declare what their threads share with its size.
+// Blocks run one after another, and these kernels declare shared arrays with a size, so static arrays replace them.
 #undef __shared__
 #define __shared__ static
 

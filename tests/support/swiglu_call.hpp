@@ -7,7 +7,7 @@
 
 namespace swiglu_call {
 
-// Of a call without codes, or with one output.
+// Makes the problem of a call without codes, or with one output.
 inline rope_status_t make_problem(const char *function, rope_dtype_t dtype, const rope::GatingForm &form,
                                   const swiglu_args_t &args, bool is_backward, rope::SwigluProblem *problem) {
   rope::SwigluCall call;

@@ -1,4 +1,4 @@
-// swiglu_case.cpp - builds the tensors of a SwigluCase, runs them everywhere and verifies what came out
+// swiglu_case.cpp - builds the tensors of a SwigluCase, runs the calls on every device and verifies the outputs
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -154,7 +154,7 @@ bool SwigluCase::is_gate_row(int64_t row) const {
   return !offsets_dtype_ || swiglu_rows::expert_of(offsets_, shape_[0], row) >= 0;
 }
 
-// The factors that rows take by their index, or the experts that have rows.
+// Returns the factors that row_index chooses, or the experts that have rows.
 std::set<int64_t> SwigluCase::used_entries(SwigluTensor tensor) const {
   std::set<int64_t> used;
   for (int64_t row = 0; row < shape_[0]; ++row) {

@@ -1,4 +1,4 @@
-// swiglu_element.hpp - the exact outputs of one element of SwiGLU and how far from them the library's may be
+// swiglu_element.hpp - the exact outputs of one element of SwiGLU, and the permitted error of the library's
 #ifndef ROPE_TESTS_SUPPORT_SWIGLU_ELEMENT_HPP
 #define ROPE_TESTS_SUPPORT_SWIGLU_ELEMENT_HPP
 
@@ -17,7 +17,7 @@ inline bool is_geglu(const oracle::SwigluForm &form) {
   return form.activation == SWIGLU_ACTIVATION_GEGLU_ERF || form.activation == SWIGLU_ACTIVATION_GEGLU_TANH;
 }
 
-// The form as the library reads it: its numbers in the type of the arithmetic.
+// Returns the form as the library reads it, with numbers in the type of the arithmetic.
 inline oracle::SwigluForm form_of(rope_dtype_t arithmetic, const swiglu_config_t &config) {
   const auto read = [&](double number) { return oracle::nearest(arithmetic, number); };
   oracle::SwigluForm form;
@@ -36,12 +36,12 @@ inline oracle::SwigluForm form_of(rope_dtype_t arithmetic, const swiglu_config_t
   return form;
 }
 
-// What goes into one element.
+// The inputs of one element.
 struct Inputs {
   Real gate, up, grad_out, row_scale;
 };
 
-// An element, with what its tolerance depends on.
+// An element, with the quantities that its tolerance depends on.
 struct Element {
   Element(const Inputs &inputs, const oracle::SwigluForm &form, rope_dtype_t arithmetic)
       : form(form), arithmetic(arithmetic), in(inputs) {
@@ -57,10 +57,10 @@ struct Element {
     if (form.activation_dtype) round_activation();
   }
 
-  // The activation becomes the middle of those that its error lets it be rounded to.
+  // Rounds the activation: `rounded` becomes the middle of the results that its error permits.
   void round_activation() {
     const Real exact = activation_of();
-    // Of an infinite exponential the formula makes 0.
+    // The formula gives 0 if its exponential is infinite.
     const bool is_lost = form.activation == SWIGLU_ACTIVATION_SWIGLU && argument < -88.7L;
     const Real error = slack(exact, g, 1, 1, 1, gate_ulps) + (is_lost ? std::fabs(exact) : 0);
     const Real low = oracle::nearest(form.activation_dtype, exact - error);
@@ -91,7 +91,7 @@ struct Element {
             slack(value, g, u, 1, in.row_scale, gate_ulps + up_ulps) + up_rounding(value) + std::fabs(doubt * others)};
   }
 
-  // Of the capped up, where up_offset takes away most of it.
+  // The error of the capped up. It counts most if up_offset cancels most of up.
   Real up_rounding(Real value) const {
     if (up_ulps == 0 || u == 0) return up_ulps == 0 ? 0 : up_ulps * oracle::ulp(arithmetic, form.up_offset);
     const Real capped = std::fabs(u - form.up_offset);
@@ -120,7 +120,7 @@ struct Element {
         up_ulps + tolerance::swiglu_cap_slope_ulps(g, form.gate_softcap) + (is_geglu ? tolerance::geglu_slope_ulps : 0);
     const Real most = slack(size, factor_of_slope(), u, in.grad_out, in.row_scale, ulps) + up_rounding(size) +
                       (has_short_slope() ? std::fabs(others * linear.value) * tolerance::geglu_tanh_lost_slope : 0);
-    // Whether the limit cuts an activation that is as near to it as its error is for the library to say.
+    // An activation that is as near to the limit as its error may be cut or not.
     const Real activation = linear.value * weight.value;
     const Real error = limits_gate ? 0 : slack(form.limit, g, 1, 1, 1, gate_ulps);
     if (!limits_gate && std::isfinite(form.limit) && std::fabs(activation - form.limit) <= error) {
@@ -130,7 +130,7 @@ struct Element {
     return {value, most};
   }
 
-  // What the derivative of the weight is multiplied by, and what that of its argument is.
+  // Returns the factor of the weight's derivative, including the derivative of the weight's argument.
   Real factor_of_slope() const {
     if (form.activation != SWIGLU_ACTIVATION_GEGLU_TANH) return argument;
     return g * (1.6L + 0.22L * std::fmin(g * g, 120.0L));
@@ -145,11 +145,12 @@ struct Element {
   Inputs in;
   bool limits_gate;
   Real g, bounded_up, u, argument, rounded_argument, gate_ulps, up_ulps;
-  Real rounded = 0, doubt = 0;  // the rounded activation, and how far from it the library's may be
+  Real rounded = 0, doubt = 0;  // the rounded activation, and its permitted error
   oracle::SwigluGradients gradients;
 };
 
-// The gradient of one row's scale: a sum within 12 ulp of its terms' magnitudes, and what the terms may be off on top.
+// The gradient of one row's scale: its permitted error is 12 ulp of the sum of its terms' magnitudes plus the errors of
+// the terms.
 struct RowTotal {
   Real value = 0, magnitude = 0, slack = 0;
   Inputs first = {};
@@ -167,7 +168,7 @@ struct RowTotal {
              std::fabs(element.doubt * element.u * element.in.grad_out * element.form.out_scale);
   }
 
-  // F64 sums are rounded once more where row_scale is F32.
+  // F64 sums are rounded once more if row_scale is F32.
   Exact grad_row_scale(rope_dtype_t arithmetic, rope_dtype_t dtype) const {
     const bool is_rounded = arithmetic == ROPE_DTYPE_F64 && dtype == ROPE_DTYPE_F32;
     const Real rounding = is_rounded ? oracle::ulp(ROPE_DTYPE_F32, value) / 2 : 0;

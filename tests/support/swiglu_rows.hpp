@@ -1,4 +1,4 @@
-// swiglu_rows.hpp - the expert of a row by expert_offsets, as rope.h says it
+// swiglu_rows.hpp - the expert of a row by expert_offsets, by the definition of rope.h
 #ifndef ROPE_TESTS_SUPPORT_SWIGLU_ROWS_HPP
 #define ROPE_TESTS_SUPPORT_SWIGLU_ROWS_HPP
 
@@ -22,7 +22,7 @@ inline size_t bisect(const std::vector<int64_t> &offsets, int64_t row, size_t lo
   return offsets[middle] <= row ? bisect(offsets, row, middle, hi) : bisect(offsets, row, lo, middle);
 }
 
-// -1: none.
+// Returns the expert of a row, or -1 if it has none.
 inline int64_t expert_of(const std::vector<int64_t> &offsets, int64_t rows, int64_t row) {
   if (is_rising(offsets, rows)) {
     for (size_t expert = 0; expert + 1 < offsets.size(); ++expert) {

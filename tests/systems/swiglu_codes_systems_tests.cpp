@@ -2,15 +2,16 @@
 // scales of rows and of 128 channels in their layouts, experts' rows by count, delayed scaling
 //
 // Each oracle is the system's formula: the exact product of SwiGLU, within the 12 ulp of rope.h, then every rounding of
-// the system on both ends of that range. Where the ends become one code that byte must be there; where they become two,
-// which at most one code in 500 may, each of them is right. Where a system's arithmetic is another one than librope's, the
-// test says so and bounds the share of codes that are neighbours of the system's.
+// the system on both ends of that range. If both ends become one code, the call must write it. If they become two,
+// which may happen to at most one code in 500, each of them is right. If a system's arithmetic differs from librope's,
+// the test describes the difference and bounds the share of codes that are neighbours of the system's.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <vector>
 
 #include "step_system.hpp"
+#include "support/code_oracle.hpp"
 
 using namespace systems;
 
@@ -37,7 +38,7 @@ class CodesCall {
   Array data(rope_dtype_t dtype, const Shape &shape) {
     return array_of(workspace_, dtype, shape, [this](const Shape &) { return workspace_.random().normal(); });
   }
-  // gate | up whose rows have sizes from 2^-6 to 2^5; the first one is of zeros.
+  // Returns gate | up with rows of sizes from 2^-6 to 2^5. The first row is 0.
   Array packed(const Shape &shape) {
     int64_t row = -1;
     return array_of(workspace_, config.dtype, shape, [&](const Shape &at) -> Real {
@@ -65,8 +66,12 @@ class CodesCall {
     return outcomes_.back().second;
   }
 
-  // tolerated: the share of codes that may be neighbours of the system's.
-  void check(Real tolerated = 0) {
+  // Returns a tensor for an output of codes or scales.
+  rope_tensor_t bytes(rope_dtype_t dtype, const Shape &shape) { return workspace_.tensor(dtype, shape); }
+
+  // `tolerated` is the share of codes that may be neighbours of the system's. `further_wrong` returns the number of
+  // other errors, and accepts the bytes that it checked.
+  void check(Real tolerated = 0, const std::function<int64_t(Workspace &)> &further_wrong = {}) {
     workspace_.freeze();
     for (const Device &device : devices()) {
       for (int32_t num_threads : {0, 5}) {
@@ -82,7 +87,8 @@ class CodesCall {
           FAIL_CHECK(rope_status_name(status) << ": " << rope_last_error());
           continue;
         }
-        const int64_t wrong = wrong_outcomes(workspace_, outcomes_, tolerated);
+        const int64_t wrong =
+            wrong_outcomes(workspace_, outcomes_, tolerated) + (further_wrong ? further_wrong(workspace_) : 0);
         INFO(wrong << " elements are wrong");
         CHECK(wrong == 0);
         std::string where;
@@ -99,12 +105,13 @@ class CodesCall {
 };
 
 Range within_ulps(Real exact) {
-  if (exact == 0) return {exact, exact};  // of its sign
+  if (exact == 0) return {exact, exact};  // a zero keeps its sign
   const Real slack = 12 * oracle::ulp(ROPE_DTYPE_F32, exact);
   return {exact - slack, exact + slack};
 }
 
-// silu(g) * u * weight for the last axis of packed rows; limit: of the gate from above and of up on both sides.
+// Returns silu(g) * u * weight for the last axis of packed rows. `limit` bounds the gate from above and up on both
+// sides.
 Row products(const Array &x, Shape at, Real limit = HUGE_VALL, Real weight = 1) {
   const int64_t d = x.shape.back() / 2;
   at.push_back(0);
@@ -163,13 +170,13 @@ Real held(Real largest, Real floor) {
   return std::max(largest, single(floor));
 }
 
-// The least power of two that is no less.
+// Returns the least power of two that is at least `scale`.
 Real power_above(Real scale) {
   const Real power = std::ldexp(1.0L, std::ilogb(scale));
   return power == scale ? power : 2 * power;
 }
 
-// Rows in groups: codes, and a scale of each group where scale_at says.
+// Expects the codes of a row in groups, and the scale of each group at the place that scale_at returns.
 void expect_groups(Outcome &codes, int64_t first, Outcome &scales, const std::function<int64_t(int64_t)> &scale_at,
                    const ScaledRow &row) {
   expect(codes, first, row.codes);
@@ -178,8 +185,8 @@ void expect_groups(Outcome &codes, int64_t first, Outcome &scales, const std::fu
   }
 }
 
-// vLLM's activation kernel multiplies by the reciprocal of the scale, as librope does; its quant kernel for tensors of 16
-// bits, and others', divide: of fp32 products few codes in a million differ.
+// vLLM's activation kernel multiplies by the reciprocal of the scale, as librope does; its quant kernel for tensors of
+// 16 bits, and others', divide: of fp32 products few codes in a million differ.
 void check_static(rope_dtype_t dtype, CodeBy by, Real tolerated) {
   const int64_t tokens = 61, d = 192;
   const Real scale = single(0.0371L);
@@ -218,7 +225,7 @@ void check_per_token(rope_dtype_t dtype, Real tolerated) {
   call.check(tolerated);
 }
 
-// Scales of 128 or 64 channels, with that floor; they lie by rows, or by groups [d/128, T].
+// Scales of 128 or 64 channels, with the floor of check_per_token; they lie by rows, or by groups [d/128, T].
 void check_per_block(rope_dtype_t dtype, int64_t group_size, bool is_transposed, Real tolerated) {
   const int64_t tokens = 29, d = 384, groups = d / group_size;
   CodesCall call(dtype);
@@ -241,7 +248,7 @@ void check_per_block(rope_dtype_t dtype, int64_t group_size, bool is_transposed,
   call.check(tolerated);
 }
 
-// How an expert's scales lie, with E experts of T rows and G groups.
+// The layout of experts' scales, with E experts of T rows and G groups.
 enum class ScalesLie {
   ByRow,     // [E, T, G]
   ByColumn,  // [E, G, T padded], as DeepGEMM's TMA reads them on SM90
@@ -271,11 +278,11 @@ struct ExpertScales {
   Array array;
 };
 
-// vLLM's kernel for DeepGEMM's masked products works in the data's type from end to end: silu, product, amax, amax times
-// the rounded 1/448, its reciprocal, and the codes' products. product_rounding and quant_rounding give librope its silu and
-// its product, bit for bit. From there on librope is deliberately better: scales and codes are those of fp32. So an F32
-// scale is within what two roundings to bf16 cost, 2^-7 of it, and codes may be neighbours; powers of two
-// are vLLM's, but for amax just above 448 times one, which vLLM rounds down to it, so that codes saturate.
+// vLLM's kernel for DeepGEMM's masked products works in the data's type from end to end: silu, product, amax, amax
+// times the rounded 1/448, its reciprocal, and the codes' products. With product_rounding and quant_rounding librope
+// has vLLM's silu and product, bit for bit. The rest is deliberately better: librope makes scales and codes in fp32. So
+// an F32 scale differs by at most the error of two roundings to bf16, 2^-7 of it, and codes may be neighbours. Powers
+// of two are vLLM's, except for amax just above 448 times one, which vLLM rounds down to it, so that codes saturate.
 struct MaskedVllm {
   ScalesLie lie;
   bool is_power;
@@ -297,7 +304,7 @@ struct MaskedVllm {
     call.config.product_rounding = SWIGLU_PRODUCT_ROUND_ACTIVATION;
     call.config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
     Random random(17);
-    // Gates of 64, whose silu is the gate itself, so that the largest products of the groups are those of the ups.
+    // Gates are 64 and equal to their silu, so that the largest products of the groups are those of the largest ups.
     const Array x = call.values(dtype, {experts, rows, 2 * d}, [&](const Shape &at) -> Real {
       const int64_t c = at[2] % d, g = c / block;
       if (!is_just_above) return random.normal();
@@ -346,10 +353,10 @@ struct MaskedVllm {
   }
 };
 
-// sglang's kernels: products of fp32, amax no less than 1e-10, code = x * (1 / s). The masked one counts rows of experts,
-// the contiguous one is a single expert that is full. Bounds of gate and up are rounded to the data's type there. Given
-// so, librope has its bytes; given as the model's config has them, librope is deliberately better: it clamps by the fp32
-// limit, so that values that were clamped differ by up to a rounding of 16 bits.
+// sglang's kernels: products of fp32, amax no less than 1e-10, code = x * (1 / s). The masked kernel counts rows of
+// experts; the contiguous one is a single expert that is full. They round the bounds of gate and up to the data's type.
+// With rounded bounds librope has their bytes. With the bounds of the model's config librope is deliberately better: it
+// clamps by the fp32 limit, so that clamped values differ by up to a rounding of 16 bits.
 struct Sglang {
   bool is_masked;
   ScalesLie lie;
@@ -392,7 +399,7 @@ struct Sglang {
     for_each({experts, rows}, [&](const Shape &at) {
       if (is_masked && at[1] >= masked_m[static_cast<size_t>(at[0])]) return;
       ScaledRow row = arithmetic.scaled_in_groups(products(x, at, system_limit), groups, rule, CodeBy::Reciprocal);
-      if (!is_limit_rounded && !is_power) {  // a scale of a clamped largest magnitude
+      if (!is_limit_rounded && !is_power) {  // the scale comes from a clamped largest magnitude
         const Real by = oracle::ulp(dtype, 1) * 1.01L;
         for (Range &scale : row.scales) scale = {scale.low * (1 - by), scale.high * (1 + by)};
       }
@@ -403,7 +410,7 @@ struct Sglang {
   }
 };
 
-// One micro-batch of TransformerEngine's delayed scaling; amax after it.
+// Checks one micro-batch of TransformerEngine's delayed scaling. Returns amax after it.
 Real check_delayed(rope_dtype_t dtype, rope_dtype_t code, Real scale, Real amax, Real size, uint64_t seed) {
   const int64_t tokens = 23, d = 176;
   CodesCall call(dtype);
@@ -430,16 +437,16 @@ Real check_delayed(rope_dtype_t dtype, rope_dtype_t code, Real scale, Real amax,
   return amax_out.value({0});
 }
 
-// Scale of TransformerEngine's blocks of 32: amax * (1 / largest) in fp32, its exponent raised where the mantissa is not
-// 0.
+// Returns the scale of TransformerEngine's blocks of 32: amax * (1 / largest) in fp32, with the exponent raised if the
+// mantissa is not 0.
 Real block_scale(rope_dtype_t code, Real largest) {
   if (largest == 0) return std::ldexp(1.0L, -127);
   return power_above(single(largest * single(1 / oracle::max_finite(code))));
 }
 
-// TransformerEngine's MXFP8 by rows and flashinfer's: the value is rounded to the data's type, then cast in blocks of 32
-// channels. The scale is amax * (1 / 448) in fp32, its exponent raised where the mantissa is not 0. Scales lie by rows, or
-// in tiles of 128 rows and 4 blocks, whose padding is 0.
+// TransformerEngine's MXFP8 by rows and flashinfer's: the value is rounded to the data's type, then cast in blocks of
+// 32 channels. The scale is amax * (1 / 448) in fp32, with the exponent raised if the mantissa is not 0. Scales lie by
+// rows, or in tiles of 128 rows and 4 blocks with a padding of 0.
 void check_mxfp8(rope_dtype_t dtype, bool is_tiled) {
   const int64_t tokens = 131, d = 6 * 32, blocks = d / 32, rows = 256, columns = 8;
   CodesCall call(dtype);
@@ -513,8 +520,8 @@ struct BothWays {
   Array by_row, by_column, row_scales, column_scales;
 };
 
-// TransformerEngine's gated cast to MXFP8 both ways, forward to E4M3 and backward to E5M2: values in fp32, rounded to the
-// data's type, then cast in blocks of 32 channels and in blocks of 32 rows.
+// TransformerEngine's gated cast to MXFP8 both ways, forward to E4M3 and backward to E5M2: values in fp32, rounded to
+// the data's type, then cast in blocks of 32 channels and in blocks of 32 rows.
 void check_mxfp8_both_ways(rope_dtype_t dtype, bool is_backward) {
   const int64_t tokens = 96, d = 3 * 32;
   CodesCall call(dtype);
@@ -557,7 +564,75 @@ void check_mxfp8_both_ways(rope_dtype_t dtype, bool is_backward) {
   call.check();
 }
 
-// TileKernels' backward of tokens of experts: the gradients of gate and up, which the router's number weights, cast in
+// vLLM's and flashinfer's silu_and_mul to NVFP4: the value is rounded to the data's type, a group of 16 has the scale
+// e4m3(g * (amax * rcp(6))) and the codes x * rcp(scale * rcp(g)). Their reciprocals are approximate and librope's
+// quotients exact, so at most 1 scale in 100 and 1 code in 100 may be a neighbour of the system's.
+void check_nvfp4(rope_dtype_t dtype, bool is_tiled) {
+  const int64_t tokens = 131, d = 6 * 16, groups = d / 16, rows = 256, columns = 8;
+  CodesCall call(dtype);
+  const Arithmetic arithmetic(dtype);
+  call.config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+  const Array x = call.packed({tokens, 2 * d});
+  const Real global = single(448 * 6 / 700.0L);
+  const Array scale_of = call.values(ROPE_DTYPE_F32, {1}, [&](const Shape &) { return global; });
+  const rope_tensor_t out = call.bytes(ROPE_DTYPE_F4_E2M1X2, {tokens, d / 2});
+  const rope_tensor_t scales = call.bytes(ROPE_DTYPE_F8_E4M3, is_tiled ? Shape{rows, columns} : Shape{tokens, groups});
+  call.take(x, x);
+  call.args.out = out;
+  call.quant.scale = scale_of.tensor();
+  call.quant.scales_out = scales;
+  call.quant.scale_layout = is_tiled ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
+  const auto place = [&](int64_t m, int64_t k) -> Index {
+    if (!is_tiled) return {m, k};
+    const int64_t byte = (m / 128 * (columns / 4) + k / 4) * 512 + m % 32 * 16 + m % 128 / 32 * 4 + k % 4;
+    return {byte / columns, byte % columns};
+  };
+  const auto nearest = [&](Range value) { return single((value.low + value.high) / 2); };
+  call.check(0, [&](Workspace &workspace) {
+    int64_t wrong = 0, beside = 0, scales_beside = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+      const Row row = arithmetic.rounded_to_dtype(products(x, {t}));
+      for (int64_t k = 0; k < groups; ++k) {
+        Real largest = 0;
+        for (int64_t c = 16 * k; c < 16 * k + 16; ++c) {
+          largest = std::max(largest, std::fabs(nearest(row[static_cast<size_t>(c)])));
+        }
+        const Real product = single(global * single(largest * single(1.0L / 6)));
+        const uint8_t expected = code_oracle::code_of(ROPE_DTYPE_F8_E4M3, static_cast<float>(product));
+        const auto found = static_cast<uint8_t>(code_oracle::bits_at(scales, place(t, k)));
+        const int step = code_oracle::steps_between(ROPE_DTYPE_F8_E4M3, expected, found);
+        wrong += step > 1;
+        scales_beside += step == 1;
+        workspace.accept(scales, place(t, k));
+        const Real scale = oracle::decode(ROPE_DTYPE_F8_E4M3, &found);
+        const Real factor = scale == 0 ? 0 : single(1 / single(scale * single(1 / global)));
+        for (int64_t c = 16 * k; c < 16 * k + 16; ++c) {
+          const Real value = nearest(row[static_cast<size_t>(c)]);
+          const uint8_t code = code_oracle::pair_code(static_cast<float>(single(value * factor)));
+          const int steps = code_oracle::steps_between(ROPE_DTYPE_F4_E2M1X2, code, code_oracle::code_at(out, {t, c}));
+          wrong += steps > 1;
+          beside += steps == 1;
+          workspace.accept(out, {t, c / 2});
+        }
+      }
+    }
+    if (is_tiled) {
+      for_each_index(scales, [&](const Index &at) {
+        const int64_t byte = at[0] * columns + at[1], tile = byte / 512, within = byte % 512;
+        const int64_t m = tile / (columns / 4) * 128 + within / 16 + within % 16 / 4 * 32;
+        if (m < tokens && tile % (columns / 4) * 4 + within % 4 < groups) return;
+        wrong += code_oracle::bits_at(scales, at) != 0;
+        workspace.accept(scales, at);
+      });
+    }
+    INFO(scales_beside << " scales and " << beside << " codes are neighbours of the system's");
+    CHECK(100 * scales_beside <= tokens * groups);
+    CHECK(100 * beside <= tokens * d);
+    return wrong;
+  });
+}
+
+// TileKernels' backward of tokens of experts: the gradients of gate and up, multiplied by the router's weight, cast in
 // groups of 128.
 void check_tile_kernels_backward(rope_dtype_t dtype, Real tolerated) {
   const int64_t tokens = 31, d = 3 * block, groups = d / block;
@@ -594,8 +669,9 @@ void check_tile_kernels_backward(rope_dtype_t dtype, Real tolerated) {
   call.check(tolerated);
 }
 
-// TileKernels' cast of each row or of groups of 128: a code is x * (448 / amax), one rounding less than x * (1 / s); powers
-// of two come from the bits of s. Tokens of experts are weighted by their router's numbers, which are gathered before.
+// TileKernels' cast of each row or of groups of 128: a code is x * (448 / amax), one rounding less than x * (1 / s).
+// Powers of two come from the bits of s. Tokens of experts are multiplied by their router's weights, gathered before
+// the call.
 void check_tile_kernels(rope_dtype_t dtype, int64_t group_size, bool is_power, Real floor, bool is_weighted,
                         Real tolerated) {
   const int64_t tokens = 31, d = 512, groups = d / group_size;
@@ -691,7 +767,7 @@ TEST_CASE("TransformerEngine swiglu with delayed scaling: amax of one step, the 
         Real scale = 1;
         for (uint64_t step = 0; step < 3; ++step) {
           Real amax = 0;
-          for (uint64_t micro_batch : {0, 1}) {  // data grow, so that codes of a step without a margin saturate
+          for (uint64_t micro_batch : {0, 1}) {  // data grow, so that codes saturate in a step without a margin
             amax = check_delayed(dtype, code, scale, amax, 1 + static_cast<Real>(step), 2 * step + micro_batch);
           }
           scale = single(single(oracle::max_finite(code) / amax) / std::exp2(static_cast<Real>(margin)));
@@ -711,6 +787,13 @@ TEST_CASE("TransformerEngine swiglu to MXFP8, flashinfer silu_and_mul: blocks of
 TEST_CASE("TransformerEngine swiglu and dswiglu to MXFP8 by row and by column", "[systems][swiglu][codes][columns]") {
   for (rope_dtype_t dtype : of_16_bits) {
     for (bool is_backward : {false, true}) check_mxfp8_both_ways(dtype, is_backward);
+  }
+}
+
+TEST_CASE("vLLM silu_and_mul_nvfp4_quant, flashinfer silu_and_mul_nvfp4_quantize: groups of 16, a global factor",
+          "[systems][swiglu][codes][fp4]") {
+  for (rope_dtype_t dtype : of_16_bits) {
+    for (bool is_tiled : {false, true}) check_nvfp4(dtype, is_tiled);
   }
 }
 

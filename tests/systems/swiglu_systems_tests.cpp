@@ -2,7 +2,7 @@
 // row, recomputed in backward, over rows that the device counts; GELU and ReLU, soft caps, biases, experts
 //
 // vLLM and Liger round silu(gate) to the data's type before they multiply; librope rounds once, at the end, unless
-// product_rounding asks for that (tests/api/swiglu_gates_tests.cpp).
+// product_rounding is set (tests/api/swiglu_gates_tests.cpp).
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -24,7 +24,7 @@ Real sigmoid(Real x) {
   return 1 / (1 + std::exp(-x));
 }
 
-// A call over arrays of a workspace, and what it must leave in them.
+// A call over arrays of a workspace, and the values that it must leave in them.
 class SwigluCall {
  public:
   explicit SwigluCall(rope_dtype_t dtype)
@@ -71,7 +71,7 @@ class SwigluCall {
       }
       int64_t wrong = 0;
       for (const Expected &expected : expected_) {
-        // 12 ulp, and alpha * gate more where alpha is not 1; the row weights of F64 data may be F32
+        // The tolerance is 12 ulp, and alpha * gate more if alpha is not 1. The row weights of F64 data may be F32.
         const bool is_f64 = config.dtype == ROPE_DTYPE_F64;
         const bool is_rounded = is_f64 && expected.array.memory.dtype == ROPE_DTYPE_F32;
         const Real slack = expected.size * (is_f64 ? 1e-14L : 5e-6L) + 0x1p-140L +
@@ -102,7 +102,7 @@ class SwigluCall {
   std::vector<Expected> expected_;
 };
 
-// One form of the activation, and its derivatives with 0 where a clamp cut.
+// One form of the activation, and its derivatives, which are 0 beyond a clamp.
 struct Form {
   Real alpha = 1, limit = no_limit, up_offset = 0, out_scale = 1;
 
@@ -122,20 +122,20 @@ struct Form {
     return out_scale * cut_up(up) * (s + alpha * gate * s * (1 - s));
   }
   Real by_up(Real gate, Real up) const { return std::fabs(up) > limit ? 0 : silu(gate); }
-  // A bound of the larger term of by_gate.
+  // Returns a bound of the larger term of by_gate.
   Real gate_size(Real gate, Real up) const {
     return std::fabs(out_scale * cut_up(up)) * sigmoid(alpha * gate) * std::max(Real{1}, std::fabs(alpha * gate));
   }
 };
 
-// alpha and limit as fp32 has them, so that the exact value is of the number that the library uses.
+// alpha and limit are rounded to fp32, so that the exact value is that of the library's numbers.
 const Form plain, gpt_oss = {static_cast<float>(1.702), 7, 1, 1};
 
 enum class Packing {
   GateFirst,
   GateLast,
   Interleaved,
-  Blocks  // 32 of gate, 32 of up, and so on
+  Blocks  // 32 of gate, then 32 of up, and so on
 };
 
 constexpr Packing packings[] = {Packing::GateFirst, Packing::GateLast, Packing::Interleaved, Packing::Blocks};
@@ -376,20 +376,20 @@ TEST_CASE("SwiGLU: every form recomputed in backward", "[systems][swiglu]") {
 
 namespace {
 
-// The gate of another system as it writes it down, and how librope is asked for it.
+// The gate of another system by its own formula, and the config of librope for it.
 struct Gate {
   std::function<Real(Real gate, Real up)> value;
   std::function<void(swiglu_config_t &)> fill;
 };
 
-// Central differences of long double: off by 1e-11 of the value and its third derivative.
+// Central differences of long double. Their error is 1e-11 of the value and its third derivative.
 Real slope(const std::function<Real(Real)> &function, Real at) {
   const Real step = 1e-6L * std::max(Real{1}, std::fabs(at));
   return (function(at + step) - function(at - step)) / (2 * step);
 }
 
-// What the tolerance of a result is a share of: more for 16 bits, in which activations are brief, and for F64, to which
-// differences are not exact.
+// Returns the size that a result's tolerance is relative to. It is larger for 16 bits, which have brief activations,
+// and for F64, as differences are less exact than F64.
 Real size_of(rope_dtype_t dtype, Real size) {
   const bool is_narrow = dtype == ROPE_DTYPE_F16 || dtype == ROPE_DTYPE_BF16;
   return std::fabs(size) * (is_narrow ? 8 : dtype == ROPE_DTYPE_F64 ? 1000 : 2);
@@ -424,14 +424,14 @@ void check_gate(rope_dtype_t dtype, Packing packing, const Gate &peer) {
     const Real gate = value_at(y.memory, {gate_at}), up = value_at(y.memory, {up_at}), dy = grad_out.value(at);
     const Real by_gate = slope([&](Real g) { return peer.value(g, up); }, gate);
     const Real by_up = slope([&](Real u) { return peer.value(gate, u); }, up);
-    // The terms of by_gate cancel near its zero; none is above |up| there.
+    // The terms of by_gate cancel near its zero. Each is at most |up| there.
     backward.expect(grad, gate_at, dy * by_gate, size_of(dtype, dy * std::max(std::fabs(by_gate), std::fabs(up))));
     backward.expect(grad, up_at, dy * by_up, size_of(dtype, dy * std::max(std::fabs(by_up), std::fabs(gate))));
   });
   backward.check(Direction::Backward);
 }
 
-// (1 + erf) / 2 and (1 + tanh) / 2 of the peers, without what they cancel for negative gates.
+// (1 + erf) / 2 and (1 + tanh) / 2 of the peers, in a form that does not cancel for negative gates.
 const Gate gelu = {[](Real g, Real u) { return g * std::erfc(-g / std::sqrt(Real{2})) / 2 * u; },
                    [](swiglu_config_t &config) { config.activation = SWIGLU_ACTIVATION_GEGLU_ERF; }};
 
@@ -482,7 +482,7 @@ TEST_CASE("Inkling 2: a soft cap of the gate alone", "[systems][swiglu]") {
   for (rope_dtype_t dtype : floating) check_gate(dtype, Packing::GateLast, soft_capped(2.5, 0));
 }
 
-// Not 7, at which numbers of 16 bits would lie exactly, and where the peers' gradients differ.
+// The limit is not 7: numbers of 16 bits would be equal to it, and the peers' gradients differ there.
 TEST_CASE("Step 3 SwigluStepAndMul: the activation limited, up clamped", "[systems][swiglu]") {
   const double limit = 7.0009765625 + 1.0 / 4096;
   const Gate step = {[=](Real g, Real u) {
@@ -539,7 +539,8 @@ TEST_CASE("gpt-oss experts with biases: gate and up, and their biases, alternate
       if (at[1] >= counts[static_cast<size_t>(at[0])]) return;
       const Real gate = x.value({at[0], at[1], 2 * at[2]}) + bias.value({at[0], 2 * at[2]});
       const Real up = x.value({at[0], at[1], 2 * at[2] + 1}) + bias.value({at[0], 2 * at[2] + 1});
-      // The rounding of a sum of fp32 goes through the sigmoid and meets what up_offset takes away.
+      // The rounding of a sum of fp32 goes through the sigmoid, and up_offset may cancel most of the up that it
+      // multiplies.
       const Real size = std::fabs(gpt_oss.silu(gate)) * (std::fabs(up) + 1) * 4;
       call.expect(out, out.at(at), gpt_oss.value(gate, up), size);
     });
@@ -547,13 +548,13 @@ TEST_CASE("gpt-oss experts with biases: gate and up, and their biases, alternate
   }
 }
 
-// Rows sorted by expert, each from a token and one of its top experts. Of no expert, and as padding between experts, a
-// row has -1 and stays as it is; TileKernels gives the latter, which nothing reads, the weight 0.
+// Rows are sorted by expert, each from a token and one of its top experts. A row without an expert, or padding between
+// experts, has -1 and is not written. TileKernels writes the weight 0 for padding, which nothing reads.
 TEST_CASE("TileKernels permuted rows: weights by pos_to_token_topk, their gradients back by token",
           "[systems][swiglu]") {
   const int64_t tokens = 4, top = 3, d = 40, n = 16;
   const std::vector<int64_t> pos_to_token_topk = {0, 4, 9, -1, 1, 7, 10, 3, 6, -1, -1, -1, 2, 5, -1, -1};
-  const std::vector<int64_t> expert_offsets = {0, 4, 12, 14};  // as of pos_to_expert, which is -1 from row 14 on
+  const std::vector<int64_t> expert_offsets = {0, 4, 12, 14};  // from pos_to_expert, which is -1 from row 14 on
   for (rope_dtype_t dtype : floating) {
     for (rope_dtype_t integer : integers) {
       for (Direction direction : {Direction::Forward, Direction::Backward}) {
@@ -578,7 +579,7 @@ TEST_CASE("TileKernels permuted rows: weights by pos_to_token_topk, their gradie
           call.args.grad_up = part(grad, Packing::GateFirst, true);
           call.args.grad_row_scale = weight_grads.tensor();
         }
-        // token_topk_to_pos says where the gradient of a token's weight is; it is 0 where that is nowhere.
+        // token_topk_to_pos has the row with the gradient of a token's weight; without a row the gradient is 0.
         for (int64_t token = 0; token < tokens; ++token) {
           for (int64_t k = 0; k < top; ++k) {
             int64_t pos = 0;

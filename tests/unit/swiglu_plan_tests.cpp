@@ -1,4 +1,4 @@
-// swiglu_plan_tests.cpp - the plan of every legal SwiGLU problem is a legal launch that takes each element once
+// swiglu_plan_tests.cpp - the plan of every legal SwiGLU problem is a legal launch that processes each element once
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
@@ -31,7 +31,7 @@ uintptr_t region(int number) {
   return static_cast<uintptr_t>(2 * number + 2) << 59;
 }
 
-// False where the random problem is not a legal one.
+// Makes a random problem. Returns false if it is not a legal one.
 bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
   const rope_dtype_t dtypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
   const rope_dtype_t dtype = dtypes[random->below(4)];
@@ -42,7 +42,7 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
   for (int64_t &length : shape) {
     length = std::min(
         1 + (static_cast<int64_t>(random->bits() >> 1) & ((int64_t{1} << random->below(size_exponent + 1)) - 1)), left);
-    // Widths are mostly round.
+    // Most widths are multiples of 16.
     if (length > 16 && random->below(3) != 0) length = length / 16 * 16;
     left /= length;
   }
@@ -66,7 +66,7 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
   args.struct_size = sizeof args;
   if (random->below(4) == 0) args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
   const bool is_backward = random->below(2) == 0;
-  // A dense tensor over the first axes.
+  // Returns a dense tensor over the first axes.
   const auto row_tensor = [&](int number, size_t axes) {
     return compact_tensor(region(number), ROPE_DTYPE_F32,
                           std::vector<int64_t>(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(axes)));
@@ -78,7 +78,8 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
     if (is_backward && random->below(2) == 0) args.grad_row_scale = row_tensor(6, axes);
   }
   if (random->below(3) == 0) args.flags = ROPE_FLAG_PROGRAMMATIC_LAUNCH;
-  // Often alternating, in either order; now and then so that something keeps vectors from it.
+  // Makes a pair of tensors. They often alternate, in either order; some have a distance or strides that prevent
+  // vectors.
   const auto pair = [&](int number, rope_tensor_t *gate, rope_tensor_t *up) {
     *gate = tensor(number);
     *up = tensor(number + 1);
@@ -101,7 +102,7 @@ bool draw(Random *random, int size_exponent, rope::SwigluProblem *problem) {
     pair(3, &args.grad_gate, &args.grad_up);
     const int64_t wanted = random->below(8);
     if (wanted < 2) (wanted == 0 ? args.grad_gate : args.grad_up) = rope_tensor_t{};
-    // In place, each over its own or over the other.
+    // The gradients are in place, each over its own input or over the other one.
     if (wanted == 2) args.grad_gate = args.gate, args.grad_up = args.up;
     if (wanted == 3) args.grad_gate = args.up, args.grad_up = args.gate;
     if (random->below(8) == 0) args.out = tensor(8);
@@ -139,7 +140,7 @@ struct Layouts {
   bool are_separate() const { return inputs == GateUpLayout::kSeparate && gradients == GateUpLayout::kSeparate; }
 };
 
-// How two tensors lie to one another.
+// Returns the layout of a pair of tensors.
 GateUpLayout layout_of(const rope::SwigluProblem &problem, const char *gate, const int64_t *gate_stride, const char *up,
                        const int64_t *up_stride) {
   if (gate == nullptr || up == nullptr) return GateUpLayout::kSeparate;
@@ -162,7 +163,7 @@ Layouts layouts_of(const rope::SwigluProblem &problem) {
   return layouts;
 }
 
-// What a thread accesses at once: a tensor, or two that alternate, from the first of them on.
+// An access of a thread: to a tensor, or to two that alternate, from the first of them on.
 struct Access {
   const char *data;
   const int64_t *stride;
@@ -191,7 +192,7 @@ std::vector<Access> accesses_of(const rope::SwigluProblem &problem, const Layout
   return accesses;
 }
 
-// Whether vectors of so many elements are aligned wherever they begin at a multiple of that in a row.
+// Whether vectors of `elements` elements are aligned at every multiple of this number in a row.
 bool allows_vectors(const rope::SwigluProblem &problem, int64_t elements, const Layouts &layouts = {}) {
   const int64_t size = oracle::element_size(problem.dtype);
   const int last = problem.ndim - 1;
@@ -214,12 +215,13 @@ bool allows_vectors(const rope::SwigluProblem &problem, int64_t elements, const 
   return elements * size <= 16;
 }
 
-// What vectors there are at most: of tensors that alternate if they may be of 8 bytes at least.
+// Returns the largest possible width of vectors. Tensors that alternate count as such if their vectors have at least 8
+// bytes.
 int64_t widest_vector(const rope::SwigluProblem &problem, Layouts *layouts) {
   const int64_t size = oracle::element_size(problem.dtype);
   *layouts = layouts_of(problem);
   if (!layouts->are_separate()) {
-    // F64 has none of these.
+    // F64 has no vectors of alternating tensors.
     for (const int64_t bytes : {int64_t{16}, int64_t{8}}) {
       if (size == 8) break;
       if (bytes <= rope::kSwigluAlternatingVectorBytes && allows_vectors(problem, bytes / size, *layouts)) {
@@ -233,7 +235,7 @@ int64_t widest_vector(const rope::SwigluProblem &problem, Layouts *layouts) {
   return widest * size < 8 ? 1 : widest;
 }
 
-// Whether rows have whole vectors, and what else the kernel of matrices asks for.
+// Whether a problem fulfils the conditions of the kernel of matrices, such as whole vectors in each row.
 bool is_matrix(const rope::SwigluProblem &problem, int64_t widest, const Layouts &layouts) {
   if (problem.dtype == ROPE_DTYPE_F64 || !layouts.are_separate()) return false;
   if (problem.row_scale != nullptr || problem.num_rows != nullptr || problem.ndim > 2) return false;
@@ -258,7 +260,7 @@ bool is_flat(const rope::SwigluProblem &problem, const rope::DeviceInfo &device)
          problem.num_elements() / 8 / device.multiprocessors <= 560;
 }
 
-// Where rows are summed: a block a row, a thread one group of 16 bytes after the other.
+// Returns the fault of a plan that sums rows: each block has a row, its threads process groups of 16 bytes in turn.
 std::string fault_of_row_sums(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
   const int64_t group = 16 / oracle::element_size(problem.dtype);
   const int64_t columns = problem.num_summed_elements(), rows = problem.num_elements() / columns;
@@ -304,12 +306,13 @@ std::string fault_of(const rope::SwigluProblem &problem, const rope::DeviceInfo 
   if (plan.num_vectors != problem.num_elements() / columns * plan.vectors_per_row) return "num_vectors";
   const int64_t blocks = int64_t{plan.grid_x} * plan.grid_y;
   if (blocks * plan.threads < plan.num_vectors) return "vectors left over";
-  // At most one block in a row of the grid has nothing to do.
+  // At most one block in a row of the grid is idle.
   if ((blocks - plan.grid_y) * plan.threads >= plan.num_vectors) return "too many blocks";
   return "";
 }
 
-// Takes every vector in turn: each element once, and each whole vector aligned in every tensor.
+// Processes every vector. Returns a fault unless each element occurs once and each whole vector is aligned in every
+// tensor.
 std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan) {
   const bool is_summed = problem.grad_row_scale != nullptr;
   const int64_t columns = is_summed ? problem.num_summed_elements() : problem.shape[problem.ndim - 1];
@@ -340,13 +343,13 @@ std::string run(const rope::SwigluProblem &problem, const rope::SwigluPlan &plan
   return std::all_of(taken.begin(), taken.end(), [](uint8_t n) { return n == 1; }) ? "" : "an element not taken once";
 }
 
-// What a problem has beside gate and up.
+// The further properties of a problem.
 struct Options {
   rope::GatingForm form = kPlain;
   bool has_biases = false, has_experts = false;
-  int64_t experts = 0;         // of expert_offsets; 0: absent
+  int64_t experts = 0;         // experts of expert_offsets; 0: absent
   bool has_row_index = false;  // with a row_scale
-  int64_t bias_step = 0;       // of biases by expert of expert_offsets; 0: all experts have one
+  int64_t bias_step = 0;       // the stride of biases by expert of expert_offsets; 0: all experts have one bias
 };
 
 rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_t> &shape, bool is_backward,
@@ -494,7 +497,7 @@ TEST_CASE("large aligned SwiGLU moves 16 bytes at a time, plain matrices of 16 b
   }
 }
 
-// Vectors of 16 bytes of gate for each of 132 multiprocessors; 8192 x 14336 have 111 212.
+// Sizes are vectors of 16 bytes of gate for each of 132 multiprocessors; 8192 x 14336 has 111 212.
 TEST_CASE("the shape of a matrix follows its size", "[swiglu plan]") {
   bool is_backward = false, has_gate_gradient = true;
   const auto shape_of = [&](int64_t rows, int64_t columns, uint32_t flags) {
@@ -520,7 +523,7 @@ TEST_CASE("the shape of a matrix follows its size", "[swiglu plan]") {
   CHECK(shape_of(1901, 132 * 8, programmatic) == "16 bytes, 256 threads");
   CHECK(shape_of(2301, 132 * 8, programmatic) == "16 bytes, 128 threads");
   CHECK(shape_of(131072, 32752, programmatic) == "16 bytes, 128 threads");
-  // Here begins_last says: behind the loads.
+  // In backward begins_last means behind the loads.
   is_backward = true;
   CHECK(shape_of(1, 132 * 8, 0) == "4 bytes, 256 threads, flat");
   CHECK(shape_of(560, 132 * 8, 0) == "4 bytes, 256 threads, flat");
@@ -542,7 +545,7 @@ TEST_CASE("threads take several rows of large matrices with biases or soft caps"
   caps.up_softcap = 4;
   const auto rows_of = [](const Options &options, int64_t rows) {
     rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {rows, 1056}, false, 0, false, options);
-    // Gate and up packed side by side, so that rows do not follow each other.
+    // Gate and up are packed side by side, so that rows do not follow each other.
     problem.ndim = 2;
     problem.shape[0] = rows, problem.shape[1] = 1056;
     for (int64_t *stride : {problem.in_stride[0], problem.in_stride[1]}) stride[0] = 2 * 1056, stride[1] = 1;
@@ -557,7 +560,7 @@ TEST_CASE("threads take several rows of large matrices with biases or soft caps"
   CHECK(rows_of({kPlain, true}, 6001) == 8);
   CHECK(rows_of({caps}, 20000) == 1);
   CHECK(rows_of({caps}, 20001) == 8);
-  // Of separate tensors all rows are one.
+  // All rows of separate tensors form one row.
   const rope::SwigluProblem separate = compact_problem(ROPE_DTYPE_BF16, {20001, 1056}, false, 0, false, {caps});
   rope::SwigluPlan plan;
   REQUIRE(rope::plan_swiglu("swiglu_forward", separate, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
@@ -809,7 +812,7 @@ TEST_CASE("what keeps alternating gate and up from vectors", "[swiglu plan]") {
   CHECK(is_single(unaligned, unaligned.args()));
 
   swiglu_args_t changed = args;
-  changed.up.data = static_cast<std::byte *>(changed.up.data) + 4;  // three elements behind
+  changed.up.data = static_cast<std::byte *>(changed.up.data) + 4;  // three elements behind gate
   CHECK(is_single(scene, changed));
   changed = args;
   changed.up = compact_tensor(region(1), ROPE_DTYPE_BF16, {16384, 2880});
@@ -832,13 +835,13 @@ TEST_CASE("what keeps alternating gate and up from vectors", "[swiglu plan]") {
   backward.is_backward = true;
   changed = backward.args();
   CHECK(!is_single(backward, changed));
-  changed.grad_up = rope_tensor_t{};  // its place is not ours to write
+  changed.grad_up = rope_tensor_t{};  // the call must not write the place of an absent gradient
   CHECK(is_single(backward, changed));
   changed = backward.args();
   changed.grad_up = compact_tensor(region(4), ROPE_DTYPE_BF16, {16384, 2880});
   CHECK(is_single(backward, changed));
 
-  // Rows of separate tensors whose starts allow 8 bytes only.
+  // The starts of the rows of separate tensors are aligned to 8 bytes only.
   changed = args;
   changed.out = fake_tensor(region(2) + 8, ROPE_DTYPE_BF16, {16384, 2880}, {2880, 1});
   CHECK(planned(scene, changed).inputs == GateUpLayout::kAlternating);
@@ -909,7 +912,7 @@ std::string explain(const rope::SwigluProblem &problem, const rope::DeviceInfo &
   char text[512];
   std::memset(text, '#', sizeof text);
   rope::explain_swiglu(swiglu_call::call_of(problem), swiglu_call::plan_of(plan), device, text, sizeof text);
-  REQUIRE(std::memchr(text, 0, 256) != nullptr);  // what the header promises
+  REQUIRE(std::memchr(text, 0, 256) != nullptr);  // the header states that 256 bytes suffice
   return text;
 }
 
@@ -1081,7 +1084,7 @@ TEST_CASE("plans of rows that are looked up, in words", "[swiglu plan][explain]"
   }
 }
 
-// Numbers of the kernel of experts have 32 bits.
+// The kernel of experts computes with numbers of 32 bits.
 TEST_CASE("experts beyond 32 bits are taken element by element", "[swiglu plan]") {
   const auto is_expert_matrix = [](int64_t experts, int64_t rows, int64_t columns) {
     const rope::SwigluProblem problem =

@@ -1,4 +1,4 @@
-// swiglu_problem_tests.cpp - axes of SwiGLU tensors merged where they are one, and the elements they still visit
+// swiglu_problem_tests.cpp - axes of SwiGLU tensors are merged if they act as one, and visit the same elements
 #include <algorithm>
 #include <array>
 #include <catch2/catch_test_macros.hpp>
@@ -32,7 +32,7 @@ struct Call {
   bool is_backward = false;
   bool has_grad_gate = true, has_grad_up = true, has_out = true;
   std::vector<Strides> in, out;
-  size_t row_axes = 0;  // of row_scale; 0: absent
+  size_t row_axes = 0;  // axes of row_scale; 0: absent
   Strides row_scale, grad_row_scale;
   bool has_grad_row_scale = false, has_num_rows = false;
 
@@ -82,7 +82,7 @@ struct Call {
   }
 };
 
-// Every tensor compact.
+// Returns a call with compact tensors.
 Call compact_call(const Shape &shape) {
   Call call;
   call.shape = shape;
@@ -132,8 +132,8 @@ Visits visits_of_problem(const Call &call, const rope::SwigluProblem &problem) {
   return visits;
 }
 
-// The merged problem visits what the call says, with its closest elements last, or in gate's order where rows are
-// summed.
+// Returns the merged problem after checks: it visits the elements of the call, with the smallest strides last, or in
+// gate's order if rows are summed.
 rope::SwigluProblem checked_problem(const Call &call) {
   const rope::SwigluProblem problem = call.problem();
   REQUIRE(problem.ndim >= 1);
@@ -172,7 +172,7 @@ rope::SwigluProblem checked_problem(const Call &call) {
   return problem;
 }
 
-// Axes slowest first in memory, with gaps of 0 to `max_gap` elements after each and any signs.
+// Returns strides with axes slowest first in memory, with gaps of 0 to `max_gap` elements after each and any signs.
 Strides strides_in_order(Random *random, const Shape &shape, const std::vector<size_t> &order, int64_t max_gap) {
   Strides stride(shape.size());
   int64_t next = 1;
@@ -220,7 +220,7 @@ TEST_CASE("a single element is one axis", "[swiglu problem]") {
 }
 
 TEST_CASE("a packed tensor keeps its rows", "[swiglu problem]") {
-  // gate | up in rows of 2 * 7: the leading axes of all tensors are one, the last is its own.
+  // gate | up are rows of 2 * 7 elements: the leading axes of all tensors merge, the last one stays separate.
   Call call = compact_call({2, 3, 5, 7});
   for (int i = 0; i < 2; ++i) call.in[i] = {3 * 5 * 14, 5 * 14, 14, 1};
   const rope::SwigluProblem problem = checked_problem(call);
@@ -247,7 +247,7 @@ TEST_CASE("transposed tensors are walked as they lie", "[swiglu problem]") {
   call.out = {2, {1, 6}};
   CHECK(checked_problem(call).ndim == 1);
   CHECK(checked_problem(call).out_stride[0][0] == 1);
-  // Only the output is transposed: its order is the one that counts.
+  // Only the output is transposed; its order determines that of the axes.
   call.in = {3, {8, 1}};
   const rope::SwigluProblem problem = checked_problem(call);
   CHECK(problem.ndim == 2);
@@ -329,7 +329,7 @@ TEST_CASE("merged axes visit what the call says", "[swiglu problem]") {
     }
     const auto rank = static_cast<size_t>(1 + random.below(4));
     for (size_t axis = 0; axis < rank; ++axis) call.shape.push_back(1 + random.below(5));
-    // Mostly one order for all tensors, so that there is something to merge.
+    // Most tensors have one common order, so that axes can merge.
     const std::vector<size_t> common = random_order(&random, rank);
     const auto strides = [&] {
       const bool has_own_order = random.below(4) == 0;
@@ -401,7 +401,7 @@ TEST_CASE("summed rows keep gate's order, however outputs lie", "[swiglu problem
   call.out[0] = {48, 1, 6};
   CHECK(checked_problem(call).ndim == 3);
   CHECK(checked_problem(call).num_row_axes == 1);
-  // No axis is left of the row's, or none of the rows'.
+  // Either a row or the rows have no axis left.
   for (const Shape &shape : {Shape{4, 1, 1}, Shape{1, 6, 8}, Shape{1, 1, 1}}) {
     Call small = compact_call(shape);
     small.is_backward = small.has_grad_row_scale = true;
@@ -413,7 +413,7 @@ TEST_CASE("summed rows keep gate's order, however outputs lie", "[swiglu problem
 
 namespace {
 
-// What the library says of a backward call that `spoil` has spoilt.
+// Returns the library's error for a call that `spoil` has made wrong.
 std::string refusal(bool is_backward, const std::function<void(swiglu_args_t *)> &spoil) {
   Call call = compact_call({3, 4, 5});
   call.is_backward = is_backward;
@@ -514,7 +514,7 @@ TEST_CASE("of several overlaps an error names the last output, or the last input
     move(&args->gate, args->out, 2);
   });
   names(true, "grad_gate", "grad_up", [&](swiglu_args_t *args) { args->grad_up = args->grad_gate = args->gate; });
-  // What is wrong with an output by itself comes before the overlaps of later ones, and behind those of earlier ones.
+  // An error of a single output comes before the overlaps of later outputs, and behind those of earlier ones.
   CHECK(refusal(true, [&](swiglu_args_t *args) {
           args->grad_gate.stride[0] = 0;
           args->grad_up.data = args->out.data;
@@ -558,13 +558,13 @@ TEST_CASE("a row that is summed has no more elements than memory accounts for", 
         "call: gate has 268435457 elements: a tensor may have 2^28, or 64 for each of the 14 bytes that the tensors of "
         "the call span");
   CHECK(served(1 << 20, 1 << 20, {0, 1, 1}).find("call: gate has 1099511627776 elements: ") == 0);
-  // One input that is there, 2^34 elements for 2^30 of it in each of 64 rows: every byte is visited 32 times.
+  // Each input has 2^30 elements in memory, which repeat in each of 64 rows: 32 elements for every byte.
   CHECK(served(64, int64_t{1} << 30, {0, 0, 1}).empty());
-  // An output that is there.
+  // An output has a place in memory for each of its elements.
   call.has_grad_gate = true;
   call.out[0] = {0, int64_t{1} << 20, 1};
   CHECK(served(1 << 20, 1 << 20, {0, 0, 0}).empty());
-  // What is empty does nothing.
+  // An empty call does nothing.
   CHECK(served(0, int64_t{1} << 60, {0, 0, 0}).empty());
 }
 

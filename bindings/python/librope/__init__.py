@@ -23,7 +23,7 @@ from typing import Any
 from ._enums import (Activation, Device, Dtype, Layout, LimitRule, NormExtent, NormOrder, NormRounding, NormTensors,
                      NormType, QuantRounding, RotationRounding, ScaleLayout, Scaling, Sections, Style, TableRows)
 from ._frequencies import ScaledFrequencies, SectionAxes, device_count, scaled_frequencies, section_axes, why_no_device
-from ._groups import Cache, Input, Norm, NormGradient, Quant, SwigluQuant
+from ._groups import Cache, Input, Norm, NormGradient, Quant, SwigluColumn, SwigluQuant
 from ._hf_config import from_hf_config
 from ._library import (CudaError, Error, InternalError, InvalidArgument, NoDevice, NotSupported, OutOfMemory,
                        __version__, build_info, version)
@@ -62,6 +62,7 @@ __all__ = [
     "SectionAxes",
     "Sections",
     "Style",
+    "SwigluColumn",
     "SwigluDesc",
     "SwigluQuant",
     "TableRows",

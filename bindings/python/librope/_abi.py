@@ -328,6 +328,25 @@ class swiglu_quant_args_t(Structure):
         ("amax_out", rope_tensor_t),
         ("scale_layout", c_int32),
         ("reserved0", c_int32),
+        ("grad_gate_scales_out", rope_tensor_t),
+        ("grad_up_scales_out", rope_tensor_t),
+    ]
+
+
+class swiglu_column_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("scale_floor", c_double),
+        ("scale_layout", c_int32),
+        ("reserved0", c_int32),
+        ("amax_out", rope_tensor_t),
+        ("out", rope_tensor_t),
+        ("grad_gate", rope_tensor_t),
+        ("grad_up", rope_tensor_t),
+        ("scales_out", rope_tensor_t),
+        ("grad_gate_scales_out", rope_tensor_t),
+        ("grad_up_scales_out", rope_tensor_t),
     ]
 
 
@@ -358,6 +377,7 @@ class swiglu_args_t(Structure):
         ("grad_row_scale", rope_tensor_t),
         ("quant", POINTER(swiglu_quant_args_t)),
         ("input", POINTER(swiglu_input_args_t)),
+        ("column", POINTER(swiglu_column_args_t)),
     ]
 
 

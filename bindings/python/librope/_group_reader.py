@@ -11,7 +11,8 @@ from ._tensors import Reader
 
 WRITTEN_IN_GROUPS = {"k_cache", "v_cache", "k_pass_cache", "k_scales", "v_scales", "k_pass_scales", "q_scales_out",
                      "k_scales_out", "v_scales_out", "scales_out", "amax_out", "grad_q_weight", "grad_k_weight",
-                     "grad_q_bias", "grad_k_bias"}
+                     "grad_q_bias", "grad_k_bias", "out", "grad_gate", "grad_up", "grad_gate_scales_out",
+                     "grad_up_scales_out"}
 _FLAGS = {
     "skip_slot_0": _abi.ROPE_CACHE_FLAG_SKIP_SLOT_0,
     "scale_multiplies": _abi.ROPE_QUANT_FLAG_SCALE_MULTIPLIES,

@@ -106,16 +106,18 @@ class Quant(NamedTuple):
 
 
 class SwigluQuant(NamedTuple):
-    """Scales of SwiGLU's output of 8 or 4 bits: swiglu_quant_args_t in <rope/rope.h>. Codes are computed as in Quant.
+    """Scales of SwiGLU's output of 8 or 4 bits, and of its gradients of 8: swiglu_quant_args_t in <rope/rope.h>. Codes
+    are made as Quant says.
 
-    scale:            F32 [1], or [E] with experts, above 0; None: 1. Together with scales_out of F8_E4M3 (NVFP4)
-                      it is their global factor
-    scales_out:       F32 or F8_E8M0, with an out of 4 bits also F8_E4M3, written instead. Its axes are the first axes
-                      of gate (at least one, with expert_rows two, and not all), then G. The scale of each of G groups
-                      of neighbouring channels of gate's other axes is (largest magnitude) / (largest number of the
-                      type): for gate [N, d], [N, 1] has a scale for each row, and [N, d/128] one for 128 channels. G
-                      may be split, [.., G/4, 4]. Any strides: column-major scales are a transposed view
-    amax_out:         F32 [1]: a call raises it to the largest magnitude that it converts
+    scale:            F32 [1], or [E] with experts, above 0; None: 1. Beside scales_out of F8_E4M3 (NVFP4) it is their
+                      global factor
+    scales_out:       F32 or F8_E8M0, with an out of 4 bits also F8_E4M3, written instead: the first axes of gate, at
+                      least one, with expert_rows two, and not all, then G: each of G groups of neighbouring channels
+                      of gate's other axes has the scale (largest magnitude) / (largest number of the type). Gate
+                      [N, d] has [N, 1] by row and [N, d/128] by 128. G may be split, [.., G/4, 4]. Any strides:
+                      column-major scales are a transposed view
+    amax_out:         F32 [1]: a call raises it to the largest magnitude of what becomes 8 or 4 bits
+    grad_gate_scales_out, grad_up_scales_out: backward: those of a grad_gate and a grad_up of 8 bits, as scales_out
     scale_floor, scale_multiplies, power_of_two: as in Quant
     scale_layout:     "strided", or "128x4": scales_out [.., 128 ceil(M/128), 4 ceil(G/4)] of gate [.., M, d] has tiles
                       of 128 rows and 4 groups, with 0 as the padding
@@ -124,8 +126,35 @@ class SwigluQuant(NamedTuple):
     scale: Optional[Tensor] = None
     scales_out: Optional[Tensor] = None
     amax_out: Optional[Tensor] = None
+    grad_gate_scales_out: Optional[Tensor] = None
+    grad_up_scales_out: Optional[Tensor] = None
     scale_floor: float = 0.0
     scale_multiplies: bool = False
+    power_of_two: bool = False
+    scale_layout: AnyScaleLayout = ScaleLayout.STRIDED
+
+
+class SwigluColumn(NamedTuple):
+    """SwiGLU's outputs once more as codes of 8 bits, with scales of groups of neighbouring rows, as the product that is
+    a weight's gradient needs them in MXFP8 training: swiglu_column_args_t in <rope/rope.h>.
+
+    out, grad_gate, grad_up: F8_E4M3 or F8_E5M2, gate's shape, any strides: of forward the first, of backward the others
+    scales_out, grad_gate_scales_out, grad_up_scales_out: F32 or F8_E8M0, of each of them: gate's shape with G groups
+                      instead of the rows, which are the first axis, or with expert_rows the second one. Gate [N, d]
+                      has [N/32, d] by 32. None: the codes have the static scale of SwigluQuant
+    amax_out, scale_floor, power_of_two: as in SwigluQuant, of the codes and scales here
+    scale_layout:     "strided", or "128x4": scales [128 ceil(d/128), 4 ceil(G/4)] of gate [N, d] have tiles in which a
+                      row is a channel; with expert_rows [E, ..]
+    """
+
+    out: Optional[Tensor] = None
+    scales_out: Optional[Tensor] = None
+    grad_gate: Optional[Tensor] = None
+    grad_gate_scales_out: Optional[Tensor] = None
+    grad_up: Optional[Tensor] = None
+    grad_up_scales_out: Optional[Tensor] = None
+    amax_out: Optional[Tensor] = None
+    scale_floor: float = 0.0
     power_of_two: bool = False
     scale_layout: AnyScaleLayout = ScaleLayout.STRIDED
 

@@ -3,21 +3,21 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union, overload
+from typing import TYPE_CHECKING, Any, List, Literal, Optional, Sequence, Tuple, Union, overload
 
 from . import _abi, _calls
 from ._descriptor import Descriptor
 from ._enums import (ACTIVATIONS, LIMIT_RULES, QUANT_ROUNDINGS, Activation, LimitRule, ScaleLayout, bits_of,
                      dtype_number, number_of)
 from ._group_reader import fields_of, read_group
-from ._groups import SwigluQuant
+from ._groups import SwigluColumn, SwigluQuant
 from ._integers import fill
 from ._kept import Call, Unkept
 from ._library import check, lib
 from ._rope import explanation, flags_of
 from ._tensors import Reader, dtype_of
-from ._types import (AnyActivation, AnyDtype, AnyLimitRule, AnyQuantRounding, GatingGradients, Gradients, K, Q, Tensor,
-                     V)
+from ._types import (AnyActivation, AnyDtype, AnyLimitRule, AnyQuantRounding, Gating, GatingGradients, Gradients, K,
+                     KeptGating, Q, Tensor, V)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,11 +90,16 @@ class SwigluDesc(Descriptor):
         )
         super().__init__(config, device)
 
+    @overload
+    def forward(self, gate: Q, up: Tensor, out: Optional[Q] = None, **keywords: Unpack[Gating]) -> Q: ...
+    @overload
+    def forward(self, gate: Tensor, up: Tensor, out: Literal[False], **keywords: Unpack[Gating]) -> None: ...
+
     def forward(
         self,
-        gate: Q,
+        gate: Tensor,
         up: Tensor,
-        out: Optional[Q] = None,
+        out: Union[Tensor, Literal[False], None] = None,
         *,
         row_scale: Optional[Tensor] = None,
         num_rows: Optional[Tensor] = None,
@@ -104,14 +109,15 @@ class SwigluDesc(Descriptor):
         expert_offsets: Optional[Tensor] = None,
         row_index: Optional[Tensor] = None,
         quant: Optional[SwigluQuant] = None,
+        column: Optional[SwigluColumn] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
-    ) -> Q:
+    ) -> Optional[Tensor]:
         """Returns out.
 
         gate, up:  rank 1 to 4, one shape, any strides; two halves of a packed tensor are two views
-        out:       None: a new tensor of gate's framework and dtype. It may be gate or up itself. Except for
-                   F64 data it may have F8_E4M3 or F8_E5M2
+        out:       None: a new tensor of gate's framework and dtype. It may be gate or up itself, or of F8_E4M3 or
+                   F8_E5M2, but for F64 data. False: only column's codes are written, None is returned
         row_scale: factors of the rows, F32 or the descriptor's dtype; its axes are the first ones of gate
         num_rows:  I32 or I64 [1], on the tensors' device: entries of gate's first axis that count. The others are not
                    written; in a new output they are 0
@@ -121,25 +127,24 @@ class SwigluDesc(Descriptor):
                    the rows expert_offsets[e] to expert_offsets[e + 1] - 1; rows without an expert do not count
         row_index: I32 or I64 [N] with row_scale [M]: row i takes row_scale[row_index[i]]; a row whose index is below
                    0, or not below M, does not count
-        quant:     a SwigluQuant: scales of an out of 8 or 4 bits. Without it out is not scaled
+        quant:     a SwigluQuant: scales of an out of 8 bits, which without them is not scaled
+        column:    a SwigluColumn: the output once more, as codes whose scales are those of groups of rows
         stream, programmatic_launch: as for RopeDesc.forward
         """
-        if stream is None:
-            result: Q = _calls.gate(
+        if stream is None and column is None:
+            result: Tensor = _calls.gate(
                 self, gate, up, out, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
                 programmatic_launch, quant)
             if result is not NotImplemented:
                 return result
         inputs = (gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index)
         zeroed = _leaves_rows_out(inputs)
-        call = _look("swiglu_forward", programmatic_launch, inputs, (("out", out, gate),), quant=quant)
+        call = _look("swiglu_forward", programmatic_launch, inputs, (("out", out, gate),), quant=quant, column=column)
         if call is not None and self._call_kept("swiglu_forward", call, stream, zeroed):
-            kept: Q = call.results[0]
-            return kept
+            return call.results[0]
         reader, args, handle = self._begin("swiglu_forward", *inputs, programmatic_launch, stream)
-        written: Q = _output(reader, args, "out", out, gate, zeroed)
-        if quant is not None:
-            read_group(args, reader, "quant", quant, SwigluQuant, library="swiglu")
+        written = _output(reader, args, "out", out, gate, zeroed)
+        _read_codes(args, reader, quant, column)
         check(lib.swiglu_forward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
         self._keep(call, args, reader)
@@ -177,21 +182,24 @@ class SwigluDesc(Descriptor):
         expert_rows: Optional[Tensor] = None,
         expert_offsets: Optional[Tensor] = None,
         row_index: Optional[Tensor] = None,
+        quant: Optional[SwigluQuant] = None,
+        column: Optional[SwigluColumn] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> Tuple[Optional[Tensor], ...]:
         """Returns (grad_gate, grad_up), and grad_row_scale as a third if row_scale is given.
 
-        grad_out, gate, up: one shape; row_scale, num_rows and the others: as in forward
+        grad_out, gate, up: one shape; row_scale, num_rows and the others: as for forward
         grad_gate, grad_up, grad_row_scale: None: a new tensor; with row_index, grad_row_scale is [N] and must be
                             given. False: not computed, None is returned. Otherwise the tensor is written. The first two
-                            may be any one of grad_out, gate and up
-        out:                if it is given, it receives the output again (activation checkpointing)
+                            may be any one of grad_out, gate and up, or have F8_E4M3 or F8_E5M2
+        out:                if given, receives the output again (activation checkpointing)
+        quant, column:      scales of gradients of 8 bits, and gradients once more with scales of groups of rows
 
         The gradient of a bias is the sum of grad_gate or grad_up over the rows that it was added to. librope.torch adds
         these up.
         """
-        if stream is None:
+        if stream is None and quant is None and column is None:
             results: Tuple[Optional[Tensor], ...] = _calls.gate_back(
                 self, grad_out, gate, up, grad_gate, grad_up, grad_row_scale, out, row_scale, num_rows, gate_bias,
                 up_bias, expert_rows, expert_offsets, row_index, programmatic_launch)
@@ -208,12 +216,13 @@ class SwigluDesc(Descriptor):
             outputs.append(("grad_row_scale", grad_row_scale, row_scale))
         call = None
         if row_scale is not None or grad_row_scale is None:
-            call = _look("swiglu_backward", programmatic_launch, inputs, outputs, grad_out, out)
+            call = _look("swiglu_backward", programmatic_launch, inputs, outputs, grad_out, out, quant, column)
         if call is not None and self._call_kept("swiglu_backward", call, stream, zeroed):
             return tuple(call.results)
         reader, args, handle = self._begin("swiglu_backward", *inputs, programmatic_launch, stream)
         grads = _gradients(
             reader, args, grad_out, gate, up, row_scale, grad_gate, grad_up, grad_row_scale, out, zeroed)
+        _read_codes(args, reader, quant, column)
         check(lib.swiglu_backward(handle.pointer, ctypes.byref(args), reader.stream or None))
         reader.finish()
         self._keep(call, args, reader)
@@ -223,7 +232,7 @@ class SwigluDesc(Descriptor):
         self,
         gate: Tensor,
         up: Tensor,
-        out: Optional[Tensor] = None,
+        out: Union[Tensor, Literal[False], None] = None,
         *,
         grad_out: Optional[Tensor] = None,
         grad_gate: Union[Tensor, bool, None] = None,
@@ -237,6 +246,7 @@ class SwigluDesc(Descriptor):
         expert_offsets: Optional[Tensor] = None,
         row_index: Optional[Tensor] = None,
         quant: Optional[SwigluQuant] = None,
+        column: Optional[SwigluColumn] = None,
         programmatic_launch: bool = False,
         stream: Any = None,
     ) -> str:
@@ -248,9 +258,8 @@ class SwigluDesc(Descriptor):
         reader, args, handle = self._begin(
             "swiglu_explain", gate, up, row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
             programmatic_launch, stream)
-        if quant is not None:
-            read_group(args, reader, "quant", quant, SwigluQuant, is_dry=True, library="swiglu")
-        # The reader keeps new outputs until the text is made, so that no two of them get one address.
+        _read_codes(args, reader, quant, column, is_dry=True)
+        # As owners they live until the text is there, so that none gets the address of another.
         if grad_out is not None:
             reader.owners += _gradients(
                 reader, args, grad_out, gate, up, row_scale, grad_gate, grad_up, grad_row_scale, out, zeroed=False)
@@ -283,7 +292,8 @@ class SwigluDesc(Descriptor):
         return reader, args, handle
 
 
-_QUANT_FIELDS = fields_of("quant", SwigluQuant)
+_CODES: Sequence[Tuple[str, Any, List[Tuple[str, bool]]]] = ("quant", SwigluQuant, fields_of("quant", SwigluQuant)), (
+    "column", SwigluColumn, fields_of("column", SwigluColumn))
 _FURTHER = "gate_bias", "up_bias", "expert_rows", "expert_offsets", "row_index"
 _INPUTS = "gate", "up", "row_scale", "num_rows", *["input." + field for field in _FURTHER]
 
@@ -295,11 +305,12 @@ def _leaves_rows_out(inputs: Sequence[Any]) -> bool:
 
 def _look(
         function: str, programmatic_launch: bool, inputs: Sequence[Any], outputs: Sequence[Tuple[str, Any, Any]],
-        grad_out: Any = None, again: Any = None, quant: Any = None) -> Optional[Call]:
+        grad_out: Any = None, again: Any = None, quant: Any = None, column: Any = None) -> Optional[Call]:
     """The operands of a call. `again`: the tensor in which backward writes the output. None: the call takes the long
     way."""
-    if quant is not None and (type(quant) is not SwigluQuant or type(quant.scale_floor) is not float or
-                              quant.scale_layout is not ScaleLayout.STRIDED):
+    groups = [(*code, group) for code, group in zip(_CODES, (quant, column)) if group is not None]
+    if any([type(group) is not cls or type(group.scale_floor) is not float or
+            group.scale_layout is not ScaleLayout.STRIDED for _, cls, _, group in groups]):
         return None
     call = Call(function, flags_of(programmatic_launch))
     try:
@@ -310,12 +321,19 @@ def _look(
             call.add_output(name, output, like)
         if again is not None:
             call.add_written("out", again)
-        if quant is not None:
-            call.key += ("quant", quant.scale_floor, bool(quant.scale_multiplies), bool(quant.power_of_two))
-            call.add_fields(_QUANT_FIELDS, quant)
+        for name, _, fields, group in groups:
+            floor, *flags, _ = group[len(fields):]
+            call.key += (name, floor, *map(bool, flags))
+            call.add_fields(fields, group)
     except Unkept:
         return None
     return call
+
+
+def _read_codes(args: Any, reader: Reader, quant: Any, column: Any, is_dry: bool = False) -> None:
+    for (name, cls, _), group in zip(_CODES, (quant, column)):
+        if group is not None:
+            read_group(args, reader, name, group, cls, is_dry, library="swiglu")
 
 
 def _gradients(
@@ -331,7 +349,7 @@ def _gradients(
         grads.append(_output(reader, args, "grad_row_scale", grad_row_scale, row_scale, zeroed))
     elif grad_row_scale is not None and grad_row_scale is not False:
         reader.read(args, "grad_row_scale", grad_row_scale, is_output=True)
-    if out is not None:
+    if out is not None and out is not False:
         reader.read(args, "out", out, is_output=True)
     return grads
 
@@ -363,10 +381,16 @@ def cached_desc(
         product_rounding=product_rounding, quant_rounding=quant_rounding)
 
 
+@overload
+def swiglu(gate: Q, up: Tensor, out: Optional[Q] = None, **keywords: Unpack[KeptGating]) -> Q: ...
+@overload
+def swiglu(gate: Tensor, up: Tensor, out: Literal[False], **keywords: Unpack[KeptGating]) -> None: ...
+
+
 def swiglu(
-    gate: Q,
+    gate: Tensor,
     up: Tensor,
-    out: Optional[Q] = None,
+    out: Union[Tensor, Literal[False], None] = None,
     *,
     row_scale: Optional[Tensor] = None,
     num_rows: Optional[Tensor] = None,
@@ -387,9 +411,10 @@ def swiglu(
     product_rounding: bool = False,
     quant_rounding: AnyQuantRounding = 0,
     quant: Optional[SwigluQuant] = None,
+    column: Optional[SwigluColumn] = None,
     programmatic_launch: bool = False,
     stream: Any = None,
-) -> Q:
+) -> Optional[Tensor]:
     """SwigluDesc(...).forward(...) with a descriptor that is kept for later calls. gpt-oss has alpha=1.702, limit=7 and
     up_offset=1.
 
@@ -400,7 +425,8 @@ def swiglu(
     expert_rows:   [E] with gate [E, N, .., d]
     expert_offsets: [E + 1] with gate [N, .., d]
     row_index:     [N], with row_scale [M]
-    quant:         a SwigluQuant, with an out of 8 or 4 bits
+    quant:         a SwigluQuant, with an out of 8 bits
+    column:        a SwigluColumn: the output with scales of groups of rows
     """
     desc = cached_desc(
         dtype_of("swiglu_forward", "gate", gate), alpha, limit, up_offset, out_scale, num_threads, activation,
@@ -408,7 +434,7 @@ def swiglu(
     return desc.forward(
         gate, up, out, row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias,
         expert_rows=expert_rows, expert_offsets=expert_offsets, row_index=row_index, quant=quant,
-        programmatic_launch=programmatic_launch, stream=stream)
+        column=column, programmatic_launch=programmatic_launch, stream=stream)
 
 
 @overload
@@ -454,6 +480,8 @@ def swiglu_backward(
     limit_rule: AnyLimitRule = LimitRule.GATE,
     product_rounding: bool = False,
     quant_rounding: AnyQuantRounding = 0,
+    quant: Optional[SwigluQuant] = None,
+    column: Optional[SwigluColumn] = None,
     programmatic_launch: bool = False,
     stream: Any = None,
 ) -> Tuple[Optional[Tensor], ...]:
@@ -467,4 +495,5 @@ def swiglu_backward(
     return desc.backward(
         grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale, out=out,
         row_scale=row_scale, num_rows=num_rows, gate_bias=gate_bias, up_bias=up_bias, expert_rows=expert_rows,
-        expert_offsets=expert_offsets, row_index=row_index, programmatic_launch=programmatic_launch, stream=stream)
+        expert_offsets=expert_offsets, row_index=row_index, quant=quant, column=column,
+        programmatic_launch=programmatic_launch, stream=stream)

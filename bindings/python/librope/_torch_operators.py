@@ -296,7 +296,7 @@ def _python_swiglu_out(
         num_rows: Optional[Tensor] = None, gate_bias: Optional[Tensor] = None, up_bias: Optional[Tensor] = None,
         expert_rows: Optional[Tensor] = None, expert_offsets: Optional[Tensor] = None,
         row_index: Optional[Tensor] = None, flags: int = 0, *scales: Any) -> None:
-    given = iter([_as_scales(x) for x in scales])
+    given = iter([_as_scales(x) for x in (*scales[:3], None, None, *scales[3:])])  # none of gradients
     quant = _take_quant(SwigluQuant, flags, given)
     scale_layout = next(given, 0)
     if scale_layout:

@@ -9,7 +9,7 @@ from ._enums import (Activation, Dtype, Layout, LimitRule, NormExtent, NormOrder
 if TYPE_CHECKING:
     import torch
 
-    from ._groups import Cache, Input, Norm, NormGradient, Quant, SwigluQuant
+    from ._groups import Cache, Input, Norm, NormGradient, Quant, SwigluColumn, SwigluQuant
 
 # a tensor of any framework
 Tensor = Any
@@ -174,11 +174,22 @@ class _Further(TypedDict, total=False):
     programmatic_launch: bool
 
 
-class Gradients(_Further, total=False):
+class _Codes(_Further, total=False):
+    quant: Optional[SwigluQuant]
+    column: Optional[SwigluColumn]
+    stream: Any
+
+
+class Gating(_Codes, total=False):
+    """Keywords of SwigluDesc.forward."""
+
+    row_scale: Optional[Tensor]
+
+
+class Gradients(_Codes, total=False):
     """Keywords of SwigluDesc.backward."""
 
     out: Optional[Tensor]
-    stream: Any
 
 
 class _Form(TypedDict, total=False):
@@ -192,12 +203,30 @@ class _Form(TypedDict, total=False):
     quant_rounding: AnyQuantRounding
 
 
-class GatingGradients(Gradients, _Form, total=False):
-    """Keywords of swiglu_backward."""
-
+class _KeptForm(_Form, total=False):
     alpha: float
     activation: AnyActivation
     num_threads: int
+
+
+class KeptGating(Gating, _KeptForm, total=False):
+    """Keywords of swiglu."""
+
+
+class GatingGradients(Gradients, _KeptForm, total=False):
+    """Keywords of swiglu_backward."""
+
+
+class TorchCodes(_Further, _KeptForm, total=False):
+    """Keywords of librope.torch.swiglu_codes."""
+
+    row_scale: Optional[Tensor]
+
+
+class TorchGradientCodes(TorchCodes, total=False):
+    """Keywords of librope.torch.swiglu_gradients."""
+
+    out: Optional[Tensor]
 
 
 class TorchGeglu(_Further, _Form, total=False):

@@ -37,8 +37,8 @@ from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyN
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["RotaryEmbedding", "SwiGLU", "apply_rotary", "apply_rotary_emb", "apply_rotary_pos_emb", "geglu",
-           "norm_rotary", "rotary_step", "swiglu"]
+__all__ = ["RotaryEmbedding", "SwiGLU", "SwigluCodes", "apply_rotary", "apply_rotary_emb", "apply_rotary_pos_emb",
+           "geglu", "norm_rotary", "rotary_step", "swiglu", "swiglu_codes", "swiglu_gradients"]
 
 # ---- Derivatives ----------------------------------------------------------------------------------------------------
 #
@@ -933,6 +933,8 @@ def _gate_to_codes(
         scales = make(shape, scale_dtype)
         quant_group = quant = quant_group._replace(scales_out=scales)
         scales = scales.view(scale_dtype)
+    if quant_group.grad_gate_scales_out is not None or quant_group.grad_up_scales_out is not None:
+        raise ValueError("swiglu: quant: it has scales of gradients: swiglu_gradients makes those")
     in_group = quant_group.scale, quant_group.scales_out, quant_group.amax_out
     if _requires_grad(*in_group):
         raise ValueError("swiglu: quant: one of its tensors requires grad: scales have no gradient here: detach() them")
@@ -1047,7 +1049,8 @@ def swiglu(
     try:
         return _gate(*inputs)
     except RuntimeError as error:
-        _explain(error, inputs[1:], lambda: cached_desc(*what).forward(
+        any_desc: Any = cached_desc(*what)  # its overloads require keywords one by one
+        _explain(error, inputs[1:], lambda: any_desc.forward(
             gate, up, programmatic_launch=programmatic_launch, **_by_name(operands[2:])))
 
 
@@ -1074,4 +1077,5 @@ def geglu(gate: Tensor, up: Tensor, approximate: Literal["none", "tanh"] = "none
     return any_swiglu(gate, up, activation=activation, **keywords)
 
 
+from ._torch_columns import SwigluCodes, swiglu_codes, swiglu_gradients  # noqa: E402
 from ._torch_modules import RotaryEmbedding, SwiGLU, apply_rotary_emb, apply_rotary_pos_emb  # noqa: E402  # they use it

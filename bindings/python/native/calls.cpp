@@ -653,6 +653,8 @@ enum SwigluQuantField : ptrdiff_t {
   kScale,
   kScalesOut,
   kSwigluAmaxOut,
+  kGradGateScalesOut,  // this and the next are for swiglu_backward
+  kGradUpScalesOut,
   kSwigluScaleFloor,
   kScaleLayout = kSwigluScaleFloor + 3,
   kNumSwigluQuantFields
@@ -661,7 +663,8 @@ enum SwigluQuantField : ptrdiff_t {
 bool read_swiglu_quant(PyObject *group, Call *call, swiglu_quant_args_t *quant) {
   if (!is_group(group, types.swiglu_quant, kNumSwigluQuantFields)) return false;
   const auto field = [group](SwigluQuantField i) { return PyTuple_GetItem(group, i); };
-  return field(kScaleLayout) == types.strided && read_quant_numbers(group, kSwigluScaleFloor, quant) &&
+  return field(kScaleLayout) == types.strided && field(kGradGateScalesOut) == kNone &&
+         field(kGradUpScalesOut) == kNone && read_quant_numbers(group, kSwigluScaleFloor, quant) &&
          call->read(field(kScale), &quant->scale) && call->read_written(field(kScalesOut), &quant->scales_out) &&
          call->read_written(field(kSwigluAmaxOut), &quant->amax_out);
 }

@@ -68,6 +68,15 @@ def gates(desc: librope.SwigluDesc, gate: Array, up: torch.Tensor, rows: jax.Arr
     grads = librope.swiglu_backward(gate, gate, up, grad_gate=False)
     assert grads[1] is not None
     librope.swiglu_backward(gate, gate, up, beta=1.0)  # type: ignore[call-overload]
+    column = librope.SwigluColumn(gate, rows, power_of_two=True)
+    assert_type(desc.forward(gate, up, column=column), Array)
+    assert_type(librope.swiglu(up, up, limit=7.0, quant=librope.SwigluQuant(up), column=column), torch.Tensor)
+    desc.forward(gate, up, False, column=column)
+    assert_type(
+        desc.backward(gate, gate, up, quant=librope.SwigluQuant(grad_up_scales_out=up), column=column),
+        Tuple[Array, torch.Tensor])
+    desc.forward(gate, up, True)  # type: ignore[call-overload]
+    desc.forward(gate, up, column=librope.SwigluQuant())  # type: ignore[call-overload]
 
 
 def operators(q: torch.Tensor) -> None:
@@ -105,6 +114,11 @@ def operators(q: torch.Tensor) -> None:
         Tuple[torch.Tensor, torch.Tensor])
     assert_type(
         librope.torch.geglu(q, q, "tanh", out_dtype=codes, group_size=128), Tuple[torch.Tensor, torch.Tensor])
+    assert_type(librope.torch.swiglu_codes(q, q, by_row=False, limit=7.0), librope.torch.SwigluCodes)
+    assert_type(
+        librope.torch.swiglu_gradients(q, q, q, row_scale=q, grad_row_scale=q, scale_layout="128x4"),
+        Tuple[librope.torch.SwigluCodes, librope.torch.SwigluCodes])
+    librope.torch.swiglu_codes(q, q, quant=librope.SwigluQuant(q))  # type: ignore[call-arg]
     librope.torch.swiglu(q, q, quant=librope.Quant(q))  # type: ignore[call-overload]
     librope.torch.geglu(q, q, approximate="erf")  # type: ignore[call-overload]
     librope.torch.geglu(q, q, alpha=1.702)  # type: ignore[call-overload]

@@ -1,6 +1,6 @@
-// cpu_step_codes.hpp - heads whose channels lie side by side become codes of 8 bits, and numbers of any call codes
+// cpu_step_codes.hpp - heads with channels side by side become codes of 8 bits; floats of any call become codes
 //
-// In an unnamed namespace, as cpu_loops.hpp says.
+// The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
 
 #include "backend/cpu/cpu_loops.hpp"
@@ -30,7 +30,7 @@ ROPE_LOOP int encode_vectors(const T *in, U *out, int begin, int end, float fact
   return begin;
 }
 
-// Channels `begin` to `end` as codes.
+// Writes channels `begin` to `end` as codes.
 template <typename T, typename U>
 ROPE_LOOP void encode_channels(const T *in, U *out, int begin, int end, float factor) {
 #if defined(__AVX512BW__)
@@ -40,7 +40,8 @@ ROPE_LOOP void encode_channels(const T *in, U *out, int begin, int end, float fa
   for (; begin < end; ++begin) out[begin] = round_to<U>(multiply_rounded(to_float(in[begin]), factor));
 }
 
-// The same of several heads. Out of line, as a loop without calls, in which all numbers stay in registers.
+// Writes channels `begin` to `end` of several heads as codes. The function is out of line so that its loop has no calls
+// and all its numbers stay in registers.
 template <typename T, typename U>
 __attribute__((noinline)) void encode_rows(const T *in, int64_t in_stride, U *out, int64_t out_stride, int begin,
                                            int end, const float *factors, int count) {
@@ -49,8 +50,8 @@ __attribute__((noinline)) void encode_rows(const T *in, int64_t in_stride, U *ou
   }
 }
 
-// Channels of a head in the order of a destination: of those outside the window the ones before it, the window, and the
-// ones behind it, up to `ends`. Pointers count from the destination's channel 0.
+// The channels of a head in the order of a destination, in three parts that end at `ends`: channels before the window,
+// the window, and channels behind it. Pointers count from the destination's channel 0.
 template <typename T, typename Window>
 struct HeadParts {
   const T *before;
@@ -60,7 +61,7 @@ struct HeadParts {
   int64_t window_stride;
   int ends[3];
 
-  // Takes channels `begin` to `end` part by part.
+  // Calls take_part for each part of channels `begin` to `end`.
   template <typename Take>
   ROPE_LOOP void take(int begin, int end, const Take &take_part) const {
     const auto take_to = [&](int part_end, const auto *part, int64_t stride) {
@@ -75,7 +76,7 @@ struct HeadParts {
   }
 };
 
-// Parts of a slice's heads for a target: channels outside the window, unlike it, are those of the input.
+// Returns the parts of a slice's heads for a target. The window comes from `windows`, other channels from the input.
 template <typename T, typename Window>
 HeadParts<T, Window> parts_of(const StepRun<float> &run, const HeadSlice<T> &slice, const ChannelPart &part,
                               const Window *windows, int64_t stride) {
@@ -90,7 +91,7 @@ HeadParts<T, Window> parts_of(const StepRun<float> &run, const HeadSlice<T> &sli
           {window_at, window_end, window_end + behind}};
 }
 
-// The same where all channels lie in one block, which is one part where a target has all of them.
+// Returns the parts of heads that have all channels in one block. A target of all channels has a single part.
 template <typename T>
 HeadParts<T, T> parts_of_block(const StepRun<float> &run, const ChannelPart &part, const T *heads, int64_t stride) {
   const int channels = run.channels;
@@ -101,7 +102,8 @@ HeadParts<T, T> parts_of_block(const StepRun<float> &run, const ChannelPart &par
   return parts_of(run, slice, part, heads, stride);
 }
 
-// Asks for a head's lines while others are at work. Behind the last head may lie anything.
+// Prefetches the cache lines of a head while other heads become codes. A prefetch behind the last head is harmless,
+// whatever lies there.
 template <typename T>
 ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
   constexpr int64_t kSize = sizeof(T), kLine = 64;
@@ -117,7 +119,7 @@ ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
   prefetch(run.pass, run.pass_head_stride, 0, run.channels - window);
 }
 
-// Heads as codes of U. Those of the next slice, which are In, are asked for in the meantime.
+// Writes heads as codes of U. Prefetches the heads of the next slice, of type In, in the meantime.
 template <typename In, typename U, typename T, typename Window>
 void encode_heads(const StepRun<float> &run, const StepTarget &target, const HeadParts<T, Window> &parts,
                   const HeadBlock &to, int64_t first, int count) {
@@ -172,7 +174,7 @@ void encode_values(const float *values, int count, float factor, void *codes, in
   for (int i = 0; i < count; ++i) out[i * stride] = round_to<Float8>(multiply_rounded(values[i], factor));
 }
 
-// Two values a byte, the first in its lower half.
+// Writes two values to each byte, the first one to its lower half.
 inline void encode_pairs(const float *values, int count, float factor, void *codes, int64_t stride) {
   uint8_t *const out = static_cast<uint8_t *>(codes);
   for (int64_t i = 0; i < count / 2; ++i) {

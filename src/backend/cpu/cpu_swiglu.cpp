@@ -1,4 +1,4 @@
-// cpu_swiglu.cpp - walks the rows of a SwiGLU problem and hands each to an inner loop
+// cpu_swiglu.cpp - processes the rows of a SwiGLU problem, each by an inner loop
 #include "backend/cpu/cpu_swiglu.hpp"
 
 #include "backend/cpu/cpu_swiglu_walk.hpp"
@@ -20,17 +20,18 @@ struct SwigluJob {
   const SwigluProblem *problem;
   int num_tasks;
   bool is_streamed;
-  int64_t num_elements;  // with experts those of rows that exist
+  int64_t num_elements;  // with experts, the elements of rows that exist
 };
 
-// Whether out had better not be read into the caches to be written, as what is over an input has been already.
+// Whether to write a large out past the caches, so that its lines are not read first. An out in place of an input is in
+// the caches already.
 bool is_worth_streaming(const SwigluProblem &problem) {
   return !problem.is_backward && problem.num_elements() * dtype_size(problem.dtype) >= kMinStreamedCpuBytes &&
          problem.out[kOut] != problem.in[kGate] && problem.out[kOut] != problem.in[kUp];
 }
 
-// Leaves of gate's first axis the entries that num_rows, or the last of expert_offsets, says there are. The axis is one
-// of its own, or has length 1 and is gone.
+// Shortens gate's first axis to the number of entries in num_rows or in the last of expert_offsets. The problem keeps
+// this axis separate, or leaves it out because its length is 1.
 void limit_rows(SwigluProblem *problem) {
   int64_t rows = problem->num_rows != nullptr
                      ? read_integer(problem->num_rows, problem->num_rows_dtype == ROPE_DTYPE_I64, 0)
@@ -54,8 +55,8 @@ void store_row_gradient(const SwigluProblem &problem, int64_t row, int64_t colum
   });
 }
 
-// One part of the elements, numbered with the last axis fastest, cut where the last axis ends. Rows that are summed are
-// not parted, so that the order of a sum does not depend on the tasks.
+// Processes one part of the elements, numbered with the last axis fastest, in runs that end with the last axis at the
+// latest. A row that is summed belongs to one task, so that the order of a sum does not depend on the number of tasks.
 void run_swiglu_task(void *context, int index) {
   const SwigluJob &job = *static_cast<const SwigluJob *>(context);
   const SwigluProblem &problem = *job.problem;
@@ -107,7 +108,8 @@ void run_swiglu_task(void *context, int index) {
     }
   }
 #if defined(ROPE_X86_KERNELS)
-  // Without the fence another thread could learn that the call is done and still read the old values.
+  // Without the fence another thread could see that the call has finished and still read old values: streaming stores
+  // are not ordered with the others.
   if (job.is_streamed) _mm_sfence();
 #endif
 }
@@ -117,7 +119,7 @@ void run_swiglu_task(void *context, int index) {
 void run_cpu_swiglu(const SwigluProblem &problem, int num_tasks) {
   if (problem.codes.has_tiles) clear_scale_padding(problem);
   SwigluProblem limited = problem;
-  // A group of rows has its scale where some of them do not exist, too.
+  // A group of rows keeps all its rows, as it has a scale even if some of them do not exist.
   const bool has_limit = problem.num_rows != nullptr || problem.rows.expert_offsets != nullptr;
   if (has_limit && !problem.codes.has_row_groups) limit_rows(&limited);
   if (limited.is_empty()) return;

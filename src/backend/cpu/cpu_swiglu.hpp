@@ -8,10 +8,10 @@ namespace rope {
 // Does the work of a problem with up to `num_tasks` threads before it returns.
 void run_cpu_swiglu(const SwigluProblem &problem, int num_tasks);
 
-// Forward to codes, of a problem whose num_rows has been read.
+// Writes the output of codes of a problem. num_rows has been applied to its shape, unless groups of rows have scales.
 void run_cpu_swiglu_codes(const SwigluProblem &problem, int num_tasks);
 
-// Sets what pads tiles of scales to zero, whatever rows there are.
+// Sets the padding of tiles of scales to zero, whatever rows exist.
 void clear_scale_padding(const SwigluProblem &problem);
 
 }  // namespace rope

@@ -1,4 +1,4 @@
-// cpu_swiglu_codes.cpp - an output of SwiGLU of 8 or 4 bits: values become floats, chunk by chunk, and these codes
+// cpu_swiglu_codes.cpp - an output of SwiGLU of 8 or 4 bits: computes floats chunk by chunk and turns them into codes
 #include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cpu/cpu_swiglu_walk.hpp"
 #include "backend/cpu/raise_amax.hpp"
@@ -12,25 +12,25 @@ namespace {
 
 constexpr int kMaxChunk = 2048;       // values
 constexpr int kMaxBlock = 8192;       // values of a group of rows and several columns
-constexpr int kMinBlockColumns = 64;  // of such a group
+constexpr int kMinBlockColumns = 64;  // columns of such a group
 constexpr int kMaxBlockColumns = 512;
 
 struct CodesJob {
   const SwigluProblem *problem;
   int num_tasks;
-  int64_t num_elements;  // with experts those of rows that exist
+  int64_t num_elements;  // with experts, the elements of rows that exist
 };
 
 // Elements side by side along the last axis.
 struct Piece {
-  int64_t place;  // of the first one among all elements
+  int64_t place;  // place of the first one among all elements
   int64_t row;
   int64_t column;
   int count;
   SwigluRow gate_row;
 };
 
-// Gate's rows in groups, and its columns, which follow each other within the last axis, in parts.
+// Cuts gate's rows into groups and its columns into parts. The columns of a part are neighbours along the last axis.
 struct BlockGrid {
   struct Block {
     int64_t expert;
@@ -71,7 +71,7 @@ struct BlockGrid {
   int64_t width, blocks_of_run;
 };
 
-// A part of the elements on their way to codes.
+// Computes a part of the elements and writes their codes and scales.
 class CodesWalk {
  public:
   explicit CodesWalk(const CodesJob &job)
@@ -86,7 +86,13 @@ class CodesWalk {
         rows_(problem_) {}
 
   void run(Range elements) {
-    if (codes_.scales.is_present()) {
+    if (has_groups_in_runs()) {
+      for (int64_t element = elements.begin; element < elements.end;) {
+        const Piece piece = piece_at(element, elements.end, kMaxChunk / codes_.group_elements * codes_.group_elements);
+        element += piece.count;
+        if (piece.gate_row.is_there) scale_groups_of(piece);
+      }
+    } else if (codes_.scales.is_present()) {
       for (int64_t group = elements.begin; group < elements.end; group += codes_.group_elements) scale_group(group);
     } else {
       for (int64_t element = elements.begin; element < elements.end;) {
@@ -101,14 +107,23 @@ class CodesWalk {
     if (codes_.amax != nullptr) raise_amax(codes_.amax, amax_);
   }
 
-  // Blocks of a group of rows and some columns.
+  // Processes blocks. Each is a group of rows and some columns.
   void run_blocks(const BlockGrid &grid, Range blocks) {
     for (int64_t block = blocks.begin; block < blocks.end; ++block) scale_block(grid, block);
     if (codes_.amax != nullptr) raise_amax(codes_.amax, amax_);
   }
 
  private:
-  Piece piece_at(int64_t element, int64_t end) {
+  // Whether groups fit the buffer and lie within the last axis, with all its elements in one row. Then several of them
+  // are computed together.
+  bool has_groups_in_runs() const {
+    const int last = problem_.ndim - 1;
+    return codes_.scales.is_present() && !takes_single_elements_ && codes_.group_elements <= kMaxChunk &&
+           columns_ % codes_.group_elements == 0 && codes_.scales_stride[last] == 0 &&
+           codes_.scale_row_stride[last] == 0;
+  }
+
+  Piece piece_at(int64_t element, int64_t end, int64_t most = kMaxChunk) {
     int64_t left = end - element, left_in_expert = left;
     Piece piece;
     piece.place = problem_.expert_rows == nullptr ? element : experts_.place_of(element, &left_in_expert);
@@ -117,7 +132,7 @@ class CodesWalk {
     piece.column = piece.place % columns_;
     if (left > columns_ - piece.column) left = columns_ - piece.column;
     if (takes_single_elements_) left = 1;
-    piece.count = left < kMaxChunk ? static_cast<int>(left) : kMaxChunk;
+    piece.count = static_cast<int>(left < most ? left : most);
     piece.gate_row = rows_.row_of(piece.place);
     return piece;
   }
@@ -152,14 +167,37 @@ class CodesWalk {
   void encode(const Piece &piece, float factor) const { encode(piece, values_, factor); }
 
   void encode(const Piece &piece, const float *values, float factor) const {
-    const int64_t *const stride = problem_.out_stride[output_];
-    const int64_t offset = offset_of(stride, piece);
-    char *const out = problem_.out[output_] + (codes_.has_pairs() ? offset / 2 : offset);
-    const int type = codes_.has_pairs() ? 2 : codes_.dtype == ROPE_DTYPE_F8_E5M2;
-    kernels_.encode[type](values, piece.count, factor, out, stride[problem_.ndim - 1]);
+    encode(offset_of(problem_.out_stride[output_], piece), values, piece.count, factor);
   }
 
-  // A group that no buffer holds is computed twice, once for its largest magnitude. Its elements are of one row.
+  // Writes codes from an offset of the output on.
+  void encode(int64_t offset, const float *values, int count, float factor) const {
+    char *const out = problem_.out[output_] + (codes_.has_pairs() ? offset / 2 : offset);
+    const int type = codes_.has_pairs() ? 2 : codes_.dtype == ROPE_DTYPE_F8_E5M2;
+    kernels_.encode[type](values, count, factor, out, problem_.out_stride[output_][problem_.ndim - 1]);
+  }
+
+  // Writes the scales and codes of a piece. It has whole groups of one row.
+  void scale_groups_of(const Piece &piece) {
+    compute(piece, values_);
+    const auto length = static_cast<int>(codes_.group_elements);
+    const int64_t step = length * problem_.out_stride[output_][problem_.ndim - 1];
+    const int64_t scale_offset = offset_of(codes_.scales_stride, piece);
+    const int64_t scale_row = offset_of(codes_.scale_row_stride, piece);
+    const float global = given_scale(piece);
+    int64_t offset = offset_of(problem_.out_stride[output_], piece), group = group_of(piece);
+    for (int begin = 0; begin < piece.count; begin += length, ++group, offset += step) {
+      uint32_t magnitude = 0;
+      kernels_.raise_magnitude(values_ + begin, length, &magnitude);
+      if (magnitude > amax_) amax_ = magnitude;
+      const GroupScale scale = codes_.scale_of(magnitude, global);
+      codes_.store_scale(scale_offset, scale_row, group, scale.bits);
+      encode(offset, values_ + begin, length, scale.factor);
+    }
+  }
+
+  // Writes the scale and the codes of a group within one row. A group of more than one piece is computed twice: first
+  // for its largest magnitude, then for its codes.
   void scale_group(int64_t begin) {
     const int64_t end = begin + codes_.group_elements;
     const Piece first = piece_at(begin, end);
@@ -183,9 +221,13 @@ class CodesWalk {
 
   GroupScale write_scale(const Piece &first, uint32_t magnitude) const {
     const GroupScale scale = codes_.scale_of(magnitude, given_scale(first));
-    const int64_t row_elements = codes_.scales.groups * codes_.group_elements;
-    store_scale(first, first.place % row_elements / codes_.group_elements, scale);
+    store_scale(first, group_of(first), scale);
     return scale;
+  }
+
+  // Returns the number of an element's group among those of its row.
+  int64_t group_of(const Piece &piece) const {
+    return piece.place % (codes_.scales.groups * codes_.group_elements) / codes_.group_elements;
   }
 
   void store_scale(const Piece &first, int64_t group, const GroupScale &scale) const {
@@ -193,7 +235,7 @@ class CodesWalk {
                        scale.bits);
   }
 
-  // The part of a row of gate that a block has. Its place counts all rows, of experts one after another.
+  // Returns the part of one of gate's rows that is in a block. Its place counts the rows of all experts.
   Piece piece_of(const BlockGrid &grid, const BlockGrid::Block &block, int64_t row) {
     Piece piece;
     piece.place = (block.expert * grid.rows + row) * grid.columns + block.column;
@@ -205,7 +247,8 @@ class CodesWalk {
     return piece;
   }
 
-  // Values that the buffer cannot hold are computed twice, once for the largest magnitudes of the columns.
+  // Writes the scales and codes of a block. A block that is larger than the buffer is computed twice: first for the
+  // largest magnitudes of its columns, then for its codes.
   void scale_block(const BlockGrid &grid, int64_t number) {
     const BlockGrid::Block block = grid.block(number);
     const int64_t begin = block.group * codes_.group_elements;
@@ -261,7 +304,7 @@ class CodesWalk {
   };
 };
 
-// Neither groups nor pairs are parted.
+// A group or a pair belongs to one task.
 void run_codes_task(void *context, int index) {
   const CodesJob &job = *static_cast<const CodesJob *>(context);
   const SwigluCodes &codes = job.problem->codes;

@@ -1,6 +1,6 @@
 // cpu_swiglu_loops.hpp - the inner loops of SwiGLU: runs of elements, straight through or in chunks of numbers
 //
-// In an unnamed namespace, as cpu_loops.hpp says.
+// The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
 
 #include <string.h>
@@ -16,8 +16,8 @@ namespace rope {
 
 namespace {
 
-// Whether cpu_gating.hpp is how forward is computed, for these bits must come of every placement of the elements. With
-// an activation, of a form without other numbers.
+// Whether forward is computed by cpu_gating.hpp. If it is, every placement of the elements uses it, so that all have
+// the same bits. kIsActivatedInBlocks is for an activation and a form without other numbers.
 #if defined(ROPE_HAS_GATED_BLOCKS)
 template <bool IsPlain, typename T>
 constexpr bool kIsGatedInBlocks = IsPlain && sizeof(T) <= sizeof(float);
@@ -32,7 +32,7 @@ template <Activation kActivation, typename T>
 void gate_blocks(const T *gate, const T *up, T *out, int64_t count, bool is_streamed);  // never called
 #endif
 
-// What is made of a gate and an up.
+// The output for a gate and an up.
 template <bool IsPlain, typename Real>
 struct FormGating {
   Form<Real> form;
@@ -40,7 +40,7 @@ struct FormGating {
   ROPE_LOOP Real operator()(Real gate, Real up) const { return swiglu<IsPlain>(gate, up, form); }
 };
 
-// The same of an activation without other options, whose form moves_within_range.
+// The output for a gate and an up with an activation, without other options, and with a form that moves_within_range.
 template <Activation kActivation, typename T>
 struct ActivationGating {
   using Real = RealOf<T>;
@@ -53,7 +53,7 @@ struct ActivationGating {
   }
 };
 
-// Contiguous elements of gate, up and out.
+// Computes contiguous elements of out from those of gate and up.
 template <typename T, typename Gating>
 ROPE_LOOP void gate_elements(const T *gate, const T *up, T *out, int64_t begin, int64_t count, const Gating gating) {
   using Real = RealOf<T>;
@@ -63,7 +63,8 @@ ROPE_LOOP void gate_elements(const T *gate, const T *up, T *out, int64_t begin, 
   }
 }
 
-// Two BFloat16s as the halves of a word: there they become floats, and come back, without being moved between lanes.
+// Reads and writes two BFloat16s as the halves of a word. They become floats, and BFloat16s again, without moving
+// between lanes.
 template <typename Gating>
 ROPE_LOOP void gate_words(const BFloat16 *gate, const BFloat16 *up, BFloat16 *out, int64_t count, const Gating gating) {
   const auto word_at = [](const BFloat16 *elements, int64_t i) __attribute__((always_inline)) {
@@ -111,8 +112,7 @@ ROPE_LOOP void gate_contiguous_form(const GatingRun &run, const Form<RealOf<T>> 
 
 constexpr int64_t kChunk = 256;
 
-// Types whose conversions are best done in the loop that computes; others go through chunks even where they lie side by
-// side.
+// Whether a type is converted in the loop that computes. Other types go through chunks even if they are contiguous.
 template <typename T>
 constexpr bool kIsGatedDirectly = true;
 #if defined(ROPE_HAS_VECTORS)
@@ -126,14 +126,14 @@ struct Slopes {
   Real slope[kChunk];
 };
 
-// A part of a run as numbers to compute with. Loops over it are of one function each.
+// A part of a run as numbers of the arithmetic. Each loop over it computes one function.
 template <typename Real>
 struct GatingChunk {
   Real in[3][kChunk];
   Real row_scale[kChunk];
   Real out[3][kChunk];
   Real half_term[kChunk];
-  // What the stages of gating_options.hpp make of gate and up.
+  // The results of the stages of gating_options.hpp for gate and up.
   Slopes<Real> weight, linear, up;
   Real activated_weight[kChunk], activated_linear[kChunk], half_slope[kChunk];
 };
@@ -161,7 +161,7 @@ void gate_chunk(GatingChunk<Real> *chunk, int64_t length, const Form<Real> form,
   }
 }
 
-// In double there is nothing to lose of a sum of floats; a sum of doubles keeps its rests.
+// Adds floats in double, which loses nothing that matters; a sum of doubles also keeps what its additions round away.
 template <typename Real>
 void add_row_terms(const GatingChunk<Real> &chunk, int64_t length, RowSum<double> *row_sum) {
   RowSum<double> sum = *row_sum;
@@ -185,7 +185,7 @@ void find_row_terms(GatingChunk<Real> *chunk, int64_t length, const Form<Real> f
 template <typename Real>
 using ChunkForm = FormWithOptions<Real>;
 
-// The weights and linear factors of a chunk's gates.
+// Computes the weights and linear factors of a chunk's gates.
 template <typename T, Activation kActivation, bool HasSlopes, typename Real>
 void weigh_chunk(GatingChunk<Real> *chunk, int64_t length, const ChunkForm<Real> form) {
   for (int64_t i = 0; i < length; ++i) {
@@ -248,7 +248,7 @@ void round_chunk(GatingChunk<RealOf<T>> *chunk, int64_t length, const ChunkForm<
   }
 }
 
-// Gate and up go through the stages of gating_options.hpp as far as the product.
+// Processes gate and up by the stages of gating_options.hpp up to the product.
 template <typename T, bool HasSlopes>
 void activate_chunk(GatingChunk<RealOf<T>> *chunk, int64_t length, const ChunkForm<RealOf<T>> form) {
   using Real = RealOf<T>;
@@ -314,8 +314,8 @@ bool is_contiguous(const GatingRun &run) {
   return run.in_stride[0] == 1 && run.in_stride[1] == 1 && run.out_stride[0] == 1;
 }
 
-// Forward, of an activation without other options and without a row_scale. Out is the type of out, T or what T is
-// computed in.
+// Forward of an activation without other options and without a row_scale. Out is the type of the output: T, or the type
+// that T is computed in.
 template <Activation kActivation, typename T, typename Out>
 void gate_by_activation(const GatingRun &run, const FormWithOptions<RealOf<T>> &form) {
   using Real = RealOf<T>;
@@ -341,7 +341,7 @@ void gate_by_activation(const GatingRun &run, const FormWithOptions<RealOf<T>> &
   }
 }
 
-// False: the form has more than that.
+// Computes forward if the form has an activation and no other option. Returns whether it did.
 template <typename T, typename Out>
 bool gate_by_activation_alone(const GatingRun &run, const GatingForm &given, const FormWithOptions<RealOf<T>> &form) {
   if (given.limits_activation || given.rounds_activation || given.gate_softcap != 0 || given.up_softcap != 0) {
@@ -411,13 +411,16 @@ void gate_forward(const GatingRun &run, const GatingForm &given) {
     for (int input = 0; input < 2; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
+    // Values that become codes are written directly to the caller's buffer.
+    constexpr bool kIsUnrounded = !std::is_same_v<T, Out> && std::is_same_v<Real, Out>;
+    Real *const out = kIsUnrounded ? static_cast<Real *>(run.out[0]) + begin : chunk.out[0];
     if (is_plain) {
-      gate_chunk<true>(&chunk, length, form, chunk.out[0]);
+      gate_chunk<true>(&chunk, length, form, out);
     } else {
       read_row_scale<T>(run, begin, length, chunk.row_scale);
-      gate_chunk<false>(&chunk, length, form, chunk.out[0]);
+      gate_chunk<false>(&chunk, length, form, out);
     }
-    write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
+    if (!kIsUnrounded) write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
   }
 }
 
@@ -426,6 +429,7 @@ void swiglu_forward(const GatingRun &run, const GatingForm &given) {
   gate_forward<T, T>(run, given);
 }
 
+// Forward, with results as floats. The output is contiguous.
 template <typename T>
 void swiglu_values(const GatingRun &run, const GatingForm &given) {
   gate_forward<T, float>(run, given);
@@ -443,7 +447,7 @@ void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out,
   if (has_out) gate_chunk<IsPlain>(chunk, length, form, chunk->out[2]);
 }
 
-// Values go through small buffers, so that one loop serves any of the outputs, in place or not.
+// Backward. Values go through small buffers, so that one loop serves any of the outputs, in place or not.
 template <typename T, typename Out>
 void differentiate(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
   if (has_options(run, given)) return gate_with_options<T, true, Out>(run, given, row_sum);

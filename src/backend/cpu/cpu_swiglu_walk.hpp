@@ -23,7 +23,7 @@ inline int64_t elements_of_expert(const SwigluProblem &problem, int64_t expert) 
   return held * problem.num_expert_row_elements();
 }
 
-// Of rows that exist.
+// Returns the number of elements of rows that exist.
 inline int64_t count_elements(const SwigluProblem &problem) {
   if (problem.expert_rows == nullptr) return problem.num_elements();
   int64_t count = 0;
@@ -31,12 +31,12 @@ inline int64_t count_elements(const SwigluProblem &problem) {
   return count;
 }
 
-// Of the elements of rows that exist, numbered one after the other, the place of one among all elements.
+// Finds the place, among all elements, of an element that is numbered among those of rows that exist.
 class ExpertWalk {
  public:
   explicit ExpertWalk(const SwigluProblem &problem) : problem_(problem) {}
 
-  // Elements are asked for in rising order. *left: how many follow it in its expert, with itself.
+  // Calls have rising `element`. *left becomes the number of elements from this one to the end of its expert.
   int64_t place_of(int64_t element, int64_t *left) {
     while (element >= end_) {
       ++expert_;
@@ -51,16 +51,15 @@ class ExpertWalk {
   const SwigluProblem &problem_;
   int64_t expert_ = -1;
   int64_t begin_ = 0;
-  int64_t end_ = 0;  // of the expert's elements
+  int64_t end_ = 0;  // end of the expert's elements
 };
 
-// Whether a run along the last axis has elements of several of gate's rows, each of which has one then.
+// Whether the last axis is gate's first one, so that each element of a run along it belongs to another row of gate.
 inline bool has_row_per_element(const SwigluProblem &problem) {
   return problem.rows.is_present() && problem.row_index_stride[problem.ndim - 1] != 0;
 }
 
-// What expert_offsets and row_index say of gate's rows. A row is looked up once where its elements are asked for one
-// after the other.
+// Looks up gate's rows in expert_offsets and row_index. Consecutive calls for elements of one row look it up once.
 class RowFinder {
  public:
   explicit RowFinder(const SwigluProblem &problem) : problem_(problem) {
@@ -78,12 +77,12 @@ class RowFinder {
 
  private:
   const SwigluProblem &problem_;
-  int64_t row_elements_ = 0;  // of gate's; 0: no row is looked up
+  int64_t row_elements_ = 0;  // elements of a row of gate; 0: no row is looked up
   int64_t number_ = -1;
   SwigluRow row_ = {true, 0, 0};
 };
 
-// What of a run of elements is read, from a column of a row on, which is a part of one of gate's.
+// Sets the inputs of a run of elements that begins at a column of a row. The run lies within `gate_row`.
 inline void set_inputs(const SwigluProblem &problem, int64_t row, int64_t column, const SwigluRow &gate_row,
                        GatingRun *run) {
   const int64_t size = dtype_size(problem.dtype);

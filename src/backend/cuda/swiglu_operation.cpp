@@ -14,7 +14,7 @@ const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVa
   return visit_dtype(dtype, [&](auto element) { return swiglu_kernel_of(element, vector_elements, variant); });
 }
 
-// Right-aligned, in bytes: the kernel's last axis is the problem's.
+// Writes strides right-aligned, in bytes: the kernel's last axis is the problem's.
 void kernel_strides(const int64_t *stride, int ndim, int64_t size, int64_t *target) {
   for (int axis = 0; axis < kMaxAxes; ++axis) {
     const int source = axis - (kMaxAxes - ndim);
@@ -22,7 +22,7 @@ void kernel_strides(const int64_t *stride, int ndim, int64_t size, int64_t *targ
   }
 }
 
-// The row axes and the column axes apart, each right-aligned.
+// Returns the strides of the row axes and of the column axes, each right-aligned.
 SwigluRowStrides row_kernel_strides(const SwigluProblem &problem, const int64_t *stride, int64_t size) {
   SwigluRowStrides result = {};
   const int rows = problem.num_row_axes, columns = problem.ndim - rows;
@@ -33,7 +33,7 @@ SwigluRowStrides row_kernel_strides(const SwigluProblem &problem, const int64_t 
   return result;
 }
 
-// What all params of options have.
+// Sets the biases, which all params of options have.
 template <typename Params>
 void set_biases(const SwigluProblem &problem, Params *params) {
   for (int i = kGate; i <= kUp; ++i) {
@@ -49,7 +49,7 @@ void set_expert_rows(const SwigluProblem &problem, Params *params) {
   params->expert_rows_stride = problem.expert_rows_stride;
 }
 
-// Of kernels that have every option.
+// Sets the members of kernels with every option.
 template <typename Params>
 void set_options(const SwigluProblem &problem, Params *params) {
   params->options = {form_with_options_in<float>(problem.form), form_with_options_in<double>(problem.form)};
@@ -107,13 +107,13 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
     copy_row_strides(problem.expert_index_stride, 1, params.expert_index_stride);
     copy_row_strides(problem.expert_row_index_stride, 1, params.expert_row_index_stride);
   }
-  // One kernel has groups and elements.
+  // One kernel processes groups and single elements, so the width of its variant is 1.
   const void *kernel = find_swiglu_kernel(problem.dtype, 1, {kSwigluRowSums, plan.formula, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
 }
 
-// The step from one row to the next, in bytes.
+// Returns the step from one row to the next, in bytes.
 uint32_t row_bytes(const SwigluProblem &problem, const int64_t *stride) {
   return static_cast<uint32_t>(problem.ndim > 1 ? stride[0] * dtype_size(problem.dtype) : 0);
 }
@@ -225,7 +225,7 @@ rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &prob
   return launch(function, what, &params, device_index, stream);
 }
 
-// Of kernels that know each axis.
+// Sets the params of kernels that receive the strides of each axis.
 void set_elements(const SwigluProblem &problem, const SwigluPlan &plan, SwigluOptionsParams *params) {
   const int64_t size = dtype_size(problem.dtype);
   for (int i = 0; i < problem.num_inputs(); ++i) {
@@ -277,7 +277,7 @@ void set_elements(const SwigluProblem &problem, const SwigluPlan &plan, SwigluOp
 
 rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                                      int32_t device_index, rope_stream_t stream) {
-  // Of axes that are not there strides are 0.
+  // The strides of absent axes are 0.
   const int rows = problem.ndim - 2, experts = problem.ndim - 3;
   const auto strides = [&](const int64_t *stride, int64_t size) {
     return SwigluExpertStrides{experts >= 0 ? stride[experts] * size : 0, rows >= 0 ? stride[rows] * size : 0};
@@ -316,7 +316,7 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   return launch(function, what, &params, device_index, stream);
 }
 
-// The axis of rows comes last, so that a group of rows is a run of elements.
+// Moves the axis of rows to the end, so that a group of rows is a run of elements.
 SwigluProblem with_rows_last(const SwigluProblem &problem) {
   SwigluProblem turned = problem;
   const int last = problem.ndim - 1, row_axis = problem.row_axis() < 0 ? last : problem.row_axis();

@@ -134,7 +134,7 @@ CodedOutput *SwigluCodesReader::find(int output, bool has_row_groups) const {
   return nullptr;
 }
 
-// The written scales of a group and its amax_out.
+// Reads the written scales of a group and its amax_out.
 rope_status_t SwigluCodesReader::read_group(const Group &group, const rope_tensor_t (&scales)[3],
                                             const rope_tensor_t &amax, bool has_expert_axis) {
   constexpr const char *kFields[2][3] = {{"out", "grad_gate", "grad_up"},
@@ -166,7 +166,8 @@ rope_status_t SwigluCodesReader::read_group(const Group &group, const rope_tenso
   return read_amax(field, amax, group.has_row_groups);
 }
 
-// Of outputs without written scales, or the global one of those of E4M3: [1] or, with experts, [E].
+// Reads the scale of outputs without written scales, or the global scale of written scales of E4M3: [1] or, with
+// experts, [E].
 rope_status_t SwigluCodesReader::read_scale(const rope_tensor_t &tensor, bool scale_multiplies, int64_t experts) {
   const char *field = "quant.scale";
   bool has_use = false;
@@ -233,7 +234,7 @@ rope_status_t SwigluCodesReader::read_scales_out(const char *field, const rope_t
   return ROPE_STATUS_SUCCESS;
 }
 
-// The first axes of gate, then [G] groups of the elements of the others, or [G / 4, 4].
+// Reads scales with the first axes of gate, then [G] groups of the elements of the other axes, or [G / 4, 4].
 rope_status_t SwigluCodesReader::read_strided_scales(const char *field, const View &view, int min_rows,
                                                      SwigluCodes *codes) const {
   const View &gate = this->gate().view;
@@ -266,8 +267,9 @@ rope_status_t SwigluCodesReader::read_strided_scales(const char *field, const Vi
               function_, field, ShapeText(view).text, ShapeText(gate).text, min_rows);
 }
 
-// The first axes of gate, the last of which are rows padded to whole tiles, then groups padded to them. A group has as
-// many elements as cuBLAS knows for scales of its type, since the padding hides how many groups there are.
+// Reads scales with the first axes of gate, then groups. The last of these axes, rows, and the groups are padded to
+// whole tiles. The padding hides the number of groups, so a group has the number of elements that cuBLAS has for its
+// type of scale.
 rope_status_t SwigluCodesReader::read_tiles(const char *field, const View &view, int min_rows,
                                             SwigluCodes *codes) const {
   const View &gate = this->gate().view;
@@ -305,7 +307,7 @@ rope_status_t SwigluCodesReader::read_tiles(const char *field, const View &view,
   return ROPE_STATUS_SUCCESS;
 }
 
-// Gate's shape with G groups in the place of its rows.
+// Reads scales of gate's shape, with G groups instead of rows.
 rope_status_t SwigluCodesReader::read_strided_row_scales(const char *field, const View &view, int row_axis,
                                                          SwigluCodes *codes) const {
   const View &gate = this->gate().view;
@@ -330,13 +332,15 @@ rope_status_t SwigluCodesReader::read_strided_row_scales(const char *field, cons
   return ROPE_STATUS_SUCCESS;
 }
 
-// The matrix of an expert, or that of all rows, has a row for each channel and a column for each group of 32 rows.
+// Reads a matrix of scales for each expert, or one for all rows. It has a row for each channel and a column for each
+// group of 32 rows.
 rope_status_t SwigluCodesReader::read_row_tiles(const char *field, const View &view, int row_axis,
                                                 SwigluCodes *codes) const {
   constexpr int64_t kGroup = 32;
   const View &gate = this->gate().view;
   ROPE_TRY(check_tile_type(field, view, *codes));
-  // A gate of so many channels that their number leaves 64 bits is one that repeats elements, which out may not.
+  // The product of 64 bits overflows only if gate repeats elements. An output may not repeat any, so such calls fail
+  // elsewhere.
   uint64_t channels = 1;
   for (int axis = row_axis + 1; axis < gate.ndim; ++axis) channels *= static_cast<uint64_t>(gate.shape[axis]);
   const int64_t rows = gate.shape[row_axis], groups = rows / kGroup;

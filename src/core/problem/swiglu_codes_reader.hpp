@@ -1,4 +1,4 @@
-// swiglu_codes_reader.hpp - reads which outputs of a call of SwiGLU are codes: their tensors, static and written scales, amax
+// swiglu_codes_reader.hpp - reads the outputs of a SwiGLU call that are codes: tensors, static and written scales, amax
 #pragma once
 
 #include "core/problem/operands.hpp"
@@ -20,22 +20,22 @@ struct CodedOutputs {
   CodedOutput list[kMaxSwigluCodes];
 };
 
-// The first of the operands is gate.
+// Reads the outputs of codes and their scales. The first operand is gate.
 class SwigluCodesReader {
  public:
   SwigluCodesReader(const char *function, bool is_backward, Operands *operands, CodedOutputs *outputs)
       : function_(function), is_backward_(is_backward), operands_(operands), outputs_(outputs) {}
 
-  // True if the tensor has 8 or 4 bits.
+  // Whether the elements of a tensor have 8 or 4 bits.
   static bool is_coded(const rope_tensor_t &tensor) { return is_code(tensor.dtype) || is_code_pair(tensor.dtype); }
 
-  // An output by row, which is_coded.
+  // Reads an output by row. It is_coded.
   rope_status_t read_out(const char *field, const rope_tensor_t &tensor, int output);
 
-  // The outputs by column.
+  // Reads the outputs by column.
   rope_status_t read_columns(const swiglu_column_args_t *given);
 
-  // The scales of all outputs, which were read.
+  // Reads the scales of all outputs that were read.
   rope_status_t read_scales(const swiglu_quant_args_t *given, bool rounds_first, int64_t experts, bool has_expert_axis);
 
  private:

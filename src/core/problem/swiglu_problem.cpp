@@ -20,15 +20,15 @@ static_assert(static_cast<int32_t>(Activation::kGegluTanh) == SWIGLU_ACTIVATION_
 static_assert(static_cast<int32_t>(Activation::kReglu) == SWIGLU_ACTIVATION_REGLU);
 
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
-constexpr double kMinSoftcap = 0x1p-126;  // which and whose inverse are normal in fp32
+constexpr double kMinSoftcap = 0x1p-126;  // this number and its inverse are normal in fp32
 constexpr rope_status_t kUnsupported = ROPE_STATUS_NOT_SUPPORTED;
 
-// Reads a call's tensors one by one; an operand that is absent is NULL.
+// Reads a call's tensors one by one. *operand becomes NULL if a tensor is absent.
 class SwigluReader {
  public:
   SwigluReader(const char *function, rope_dtype_t dtype) : function_(function), dtype_(dtype), operands_(function) {}
 
-  // A tensor of gate's shape; gate is the first.
+  // Reads a tensor of gate's shape. The first tensor is gate.
   rope_status_t read(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
     ROPE_TRY(operands_.read(role, field, tensor, operand));
     if (*operand == nullptr) return ROPE_STATUS_SUCCESS;
@@ -53,7 +53,7 @@ class SwigluReader {
     return fail(kInvalid, "%s: %s is absent: it is required", function_, field);
   }
 
-  // Of any length with row_index.
+  // Reads row_scale. With row_index it may have any length.
   rope_status_t read_row_scale(const rope_tensor_t &tensor, bool is_indexed, Operand **operand) {
     const char *field = "row_scale";
     ROPE_TRY(operands_.read(is_indexed ? Role::kGatheredIn : Role::kIn, field, tensor, operand));
@@ -86,7 +86,7 @@ class SwigluReader {
     return ROPE_STATUS_SUCCESS;
   }
 
-  // [d], or [E, d] where there are experts: those of expert_offsets, or entries of gate's first axis.
+  // Reads a bias: [d], or [E, d] with experts of expert_offsets or of gate's first axis.
   rope_status_t read_bias(const char *field, const rope_tensor_t &tensor, bool has_experts, const SwigluRows &rows,
                           Operand **operand) {
     ROPE_TRY(operands_.read(Role::kIn, field, tensor, operand));
@@ -163,7 +163,7 @@ class SwigluReader {
 
   rope_status_t check_loops() const { return operands_.check_loops(); }
 
-  // For the readers of groups.
+  // The operands, for the readers of other structs.
   Operands *operands() { return &operands_; }
 
  private:
@@ -179,11 +179,11 @@ class SwigluReader {
   Operands operands_;
 };
 
-// The views of gate's first index and of its second.
+// Strides that give gate's first index and its second one.
 constexpr int64_t kRowIndexStride[kMaxAxes] = {1, 0, 0, 0};
 constexpr int64_t kSecondIndexStride[kMaxAxes] = {0, 1, 0, 0};
 
-// The distinct views of a problem, with strides in one table so that axes can be sorted and merged together.
+// Collects the strides of all views of a problem in one table, so that axes can be sorted and merged together.
 class AxisMerger {
  public:
   AxisMerger(SwigluProblem *problem, const View &gate) : problem_(problem) {
@@ -193,13 +193,13 @@ class AxisMerger {
     }
   }
 
-  // Along the axes that a view lacks its strides are 0.
+  // Adds the strides of a view. Along axes that the view lacks they are 0.
   void add_strides(const int64_t *source, int64_t *target) {
     rows_[count_].source = source;
     rows_[count_++].target = target;
   }
 
-  // Slowest first, by the strides of an output, which are never 0.
+  // Sorts axes, slowest first, by the strides of an output, which are never 0.
   void sort_by_stride(const int64_t *stride) {
     for (int i = 1; i < problem_->ndim; ++i) {
       for (int j = i; j > 0 && magnitude(stride[order_[j]]) > magnitude(stride[order_[j - 1]]); --j) {
@@ -232,7 +232,7 @@ class AxisMerger {
   }
 
  private:
-  // True if, in every view, the step of merged axis `outer` spans exactly the `length` elements of `axis`.
+  // Whether in every view the step of merged axis `outer` spans exactly the `length` elements of `axis`.
   bool continues(int outer, int axis, int64_t length) const {
     for (int row = 0; row < count_; ++row) {
       if (rows_[row].target[outer] != rows_[row].source[axis] * length) return false;
@@ -247,20 +247,20 @@ class AxisMerger {
 
   SwigluProblem *problem_;
   int order_[kMaxAxes];
-  // And row_scale, grad_row_scale, the row index, two biases, the indices of experts and of their rows, written scales
-  // and the rows of their matrices.
+  // The views are inputs, outputs, and up to 9 others: row_scale, grad_row_scale, the row index, two biases, the
+  // indices of experts and of their rows, written scales and the rows of their matrices.
   Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 9];
   int count_ = 0;
 };
 
-// The further inputs of a call, absent ones NULL.
+// The further inputs of a call; absent ones are NULL.
 struct FurtherInputs {
   Operand *bias[2] = {};
   Operand *expert_rows = nullptr;
   SwigluRows rows = {};
 };
 
-// The group as this version has it; without one all is absent.
+// Copies the caller's struct as this version has it. Without one all inputs are absent.
 rope_status_t import_further_inputs(const char *function, const swiglu_input_args_t *given, swiglu_input_args_t *args) {
   *args = SWIGLU_INPUT_ARGS_INIT;
   if (given == nullptr) return ROPE_STATUS_SUCCESS;
@@ -294,12 +294,12 @@ rope_status_t read_further_inputs(const char *function, const swiglu_input_args_
   return reader->read_bias("up_bias", args.up_bias, has_experts, inputs->rows, &inputs->bias[kUp]);
 }
 
-// Strides of pairs of codes as halves of an element: along the last axis a value is half a pair.
+// Makes the strides of pairs of codes count halves of an element: along the last axis a value is half a pair.
 void double_outer_strides(View *out) {
   for (int axis = 0; axis < out->ndim - 1; ++axis) out->stride[axis] *= 2;
 }
 
-// The bias of gate or up, its strides by gate's axes.
+// Sets the bias of gate or up, with strides by gate's axes.
 void set_bias(const View &bias, int which, int num_axes, int64_t (&strides)[kMaxAxes], SwigluProblem *problem) {
   problem->bias[which] = bias.data;
   problem->bias_dtype[which] = bias.dtype;
@@ -312,7 +312,7 @@ void set_bias(const View &bias, int which, int num_axes, int64_t (&strides)[kMax
   }
 }
 
-// The operands of a call; absent ones are NULL, as are outputs that are codes.
+// The operands of a call. Absent ones and outputs of codes are NULL.
 struct SwigluOperands {
   Operand *in[kMaxSwigluInputs] = {};
   Operand *out[kMaxSwigluOutputs] = {};
@@ -327,7 +327,7 @@ struct SwigluOperands {
   }
 };
 
-// Forward.
+// Checks that a call of forward has no gradients.
 rope_status_t check_no_gradients(const char *function, const swiglu_args_t &args) {
   const struct {
     const char *field;
@@ -346,7 +346,7 @@ rope_status_t check_no_gradients(const char *function, const swiglu_args_t &args
   return ROPE_STATUS_SUCCESS;
 }
 
-// The outputs that may be codes, then the recomputed one.
+// Reads the outputs that may be codes, then the recomputed one.
 rope_status_t read_outputs(const char *function, rope_dtype_t dtype, const swiglu_args_t &args, bool is_backward,
                            SwigluReader *reader, SwigluCodesReader *codes_reader, SwigluOperands *operands) {
   const struct {
@@ -415,7 +415,7 @@ rope_status_t read_operands(const char *function, rope_dtype_t dtype, const Gati
   return ROPE_STATUS_SUCCESS;
 }
 
-// A problem of the words among the outputs, or of one output of codes.
+// Sets a problem of all outputs of words, or of one output of codes.
 void set_problem(const SwigluOperands &operands, const CodedOutput *coded, SwigluProblem *problem) {
   const View &gate = operands.in[kGate]->view;
   AxisMerger merger(problem, gate);
@@ -612,7 +612,7 @@ rope_status_t make_swiglu_call(const char *function, rope_dtype_t dtype, const G
   first->codes.dtype = dtype;
   call->count = 1;
   if (operands.in[kGate]->view.is_empty()) {
-    first->ndim = 1;  // of length 0; products of the other lengths may not even fit 64 bits
+    first->ndim = 1;  // one axis of length 0: the product of the other lengths may not fit 64 bits
     return ROPE_STATUS_SUCCESS;
   }
   ROPE_TRY(reader.check_loops());

@@ -25,36 +25,36 @@ enum SwigluOutput {
   kMaxSwigluOutputs
 };
 
-// How gate and up lie, or their gradients.
+// How gate and up lie in memory, or their gradients.
 enum class GateUpLayout : uint8_t {
   kSeparate,            // each by itself
   kAlternating,         // gate, up, gate, up, ... along the last axis
   kAlternatingUpFirst,  // up, gate, up, gate, ...
 };
 
-// How the values of an output become codes of 8 or 4 bits. With scales that are written axes keep gate's order, and
-// those of a scale's row come last: the groups of a row are runs of its elements, numbered with the last axis fastest.
-// Where groups have rows, a group has group_elements neighbouring rows of gate, at one index of each other axis. With
-// codes of 4 bits axes keep gate's order too, and out's strides are in halves of an element, so that the offset of a
-// value of an even number is twice that of its pair.
+// How the values of an output become codes of 8 or 4 bits. With written scales, axes keep gate's order and the axes of
+// a scale's row come last: groups are runs of a row's elements, numbered with the last axis fastest. With groups of
+// rows, a group has group_elements neighbouring rows of gate, at one index of each other axis. With codes of 4 bits
+// axes also keep gate's order, and out's strides are in halves of an element, so that the offset of a value with an
+// even number is twice that of its pair.
 struct SwigluCodes {
-  rope_dtype_t dtype;                  // of out; that of the data: there are no codes
-  bool rounds_first;                   // values become the data's type before anything else is done with them
+  rope_dtype_t dtype;                  // of the output; the type of the data means no codes
+  bool rounds_first;                   // values are rounded to the data's type before scales and codes
   bool scale_multiplies;               // values are multiplied by a given scale; else divided
   bool has_tiles;                      // `scales` are bytes in tiles of 128 rows and 4 groups
-  bool has_row_groups;                 // `scales` are those of neighbouring rows; else of neighbouring channels
-  const char *scale;                   // given, F32, in the place of `scales`, or the global one of kE4M3; NULL: 1
-  int64_t expert_stride;               // of `scale`, in elements; 0: there is one
-  WrittenScales scales;                // without its rows
-  int64_t group_elements;              // that one of `scales` is for
+  bool has_row_groups;                 // `scales` are for groups of neighbouring rows; else of neighbouring channels
+  const char *scale;                   // given, F32: replaces `scales`, or is the global scale of kE4M3; NULL: 1
+  int64_t expert_stride;               // of `scale`, in elements; 0: one scale for all experts
+  WrittenScales scales;                // its row strides are not used
+  int64_t group_elements;              // elements of a group, which has one of `scales`
   int64_t scales_stride[kMaxAxes];     // in elements; 0 along the axes of a row and, with tiles, along that of rows
-  int64_t scale_row_stride[kMaxAxes];  // with tiles: a row's number in its matrix is the sum of these
-  int64_t rows;                        // of such a matrix
+  int64_t scale_row_stride[kMaxAxes];  // with tiles: the sum of index times these is a row's number in its matrix
+  int64_t rows;                        // with tiles: rows of a matrix
   char *amax;                          // a F32 that the largest magnitude raises; NULL: none
 
   ROPE_HOST_DEVICE bool has_pairs() const { return is_code_pair(dtype); }
 
-  // What a matrix has with its padding, which are zeros.
+  // The size of a matrix of scales in tiles, with its padding of zeros.
   ROPE_HOST_DEVICE int64_t padded_rows() const { return (rows + 127) / 128 * 128; }
   ROPE_HOST_DEVICE int64_t padded_groups() const { return (int64_t{scales.groups} + 3) / 4 * 4; }
 
@@ -62,7 +62,7 @@ struct SwigluCodes {
     return has_tiles && (padded_rows() != rows || padded_groups() != scales.groups);
   }
 
-  // The scale of a group by the bits of its largest magnitude. `global` is for kE4M3.
+  // Returns the scale of a group from the bits of its largest magnitude. Only kE4M3 uses `global`.
   ROPE_HOST_DEVICE GroupScale scale_of(uint32_t magnitude, float global) const {
     if (magnitude < scales.floor) magnitude = scales.floor;
     if (scales.form == ScaleForm::kE4M3) return e4m3_scale_of_group(magnitude, global);
@@ -72,15 +72,15 @@ struct SwigluCodes {
                                                         : Float8E4M3::kMax);
   }
 
-  // `offset` by scales_stride, `row` by scale_row_stride.
+  // Stores a scale. `offset` is a sum of scales_stride, `row` of scale_row_stride.
   ROPE_HOST_DEVICE void store_scale(int64_t offset, int64_t row, int64_t group, uint32_t bits) const {
     if (!has_tiles) return scales.store(offset, 0, static_cast<int>(group), bits);
     const int64_t tile = row / 128 * (padded_groups() / 4) + group / 4;
     scales.store(offset + tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4, 0, 0, bits);
   }
 
-  // Clears what a group of the last row or the last one of a row has of the padding, in which the group's own scale is
-  // number 0: the numbers first, first + step, and so on.
+  // Clears the padding beside a group of the last row, or beside the last group of a row. Numbers in this rectangle
+  // count the group's own scale as 0; the call clears numbers first, first + step, and so on.
   ROPE_HOST_DEVICE void clear_padding(int64_t offset, int64_t row, int64_t group, int64_t first, int64_t step) const {
     const int64_t num_rows = row == rows - 1 ? padded_rows() - row : 1;
     const int64_t num_groups = group == scales.groups - 1 ? padded_groups() - group : 1;
@@ -90,11 +90,13 @@ struct SwigluCodes {
   }
 };
 
-// An operation over up to four axes, element by element, the last axis being the one that lies closest together in
-// memory. Axes of length 1 are gone and axes that are one in every tensor are merged, so that a contiguous tensor of
-// any rank is a single axis. Where rows are summed (grad_row_scale) axes keep gate's order instead, and those of a row
-// come last: the order of a sum does not depend on how tensors lie. So they do with experts, whose rows follow each other
-// then, and with `rows`, where gate's first axis stays an axis of its own, the first one, or has length 1 and is gone.
+// An operation on each element, over up to four axes. The last axis has the smallest strides. Axes of length 1 are left
+// out, and axes that act as one in every tensor are merged, so that a contiguous tensor of any rank is a single
+// axis.
+//
+// Axes keep gate's order in three cases. If rows are summed (grad_row_scale), the axes of a row come last, so that the
+// order of a sum does not depend on strides. With experts, the rows of an expert follow each other. With `rows`, gate's
+// first axis stays the first one and is not merged, or has length 1 and is left out.
 struct SwigluProblem {
   rope_dtype_t dtype;
   GatingForm form;
@@ -103,20 +105,20 @@ struct SwigluProblem {
   int ndim;              // at least 1
   int64_t shape[kMaxAxes];
   const char *in[kMaxSwigluInputs];
-  char *out[kMaxSwigluOutputs];                   // NULL: not wanted; with codes there is one
+  char *out[kMaxSwigluOutputs];                   // NULL: absent; a problem with codes has one
   int64_t in_stride[kMaxSwigluInputs][kMaxAxes];  // in elements
   int64_t out_stride[kMaxSwigluOutputs][kMaxAxes];
 
   const char *row_scale;               // NULL: 1
-  char *grad_row_scale;                // NULL: not wanted
+  char *grad_row_scale;                // NULL: absent
   rope_dtype_t row_scale_dtype;        // of both: F32 or dtype
-  int num_row_axes;                    // with grad_row_scale: the first so many axes are its own
+  int num_row_axes;                    // with grad_row_scale: the number of its axes, which come first
   int64_t row_scale_stride[kMaxAxes];  // 0 along the axes of a row
   int64_t grad_row_scale_stride[kMaxAxes];
 
   const char *num_rows;  // NULL: all
   rope_dtype_t num_rows_dtype;
-  int64_t row_index_stride[kMaxAxes];  // gate's first index, which num_rows limits, is the sum of these by ours
+  int64_t row_index_stride[kMaxAxes];  // the sum of index times these is gate's first index, which num_rows limits
 
   SwigluRows rows;                // by gate's first index
   int64_t factor_stride;          // of row_scale, with row_index
@@ -131,8 +133,8 @@ struct SwigluProblem {
   int64_t expert_rows_stride;
   int64_t experts;
   int64_t rows_per_expert;                    // that there is room for
-  int64_t expert_index_stride[kMaxAxes];      // gate's first index, as above
-  int64_t expert_row_index_stride[kMaxAxes];  // gate's second index, which expert_rows limits
+  int64_t expert_index_stride[kMaxAxes];      // like row_index_stride: gate's first index, an expert
+  int64_t expert_row_index_stride[kMaxAxes];  // like row_index_stride: gate's second index, which expert_rows limits
 
   SwigluCodes codes;
 
@@ -140,17 +142,17 @@ struct SwigluProblem {
   int num_outputs() const { return is_backward ? 3 : 1; }
   int coded_output() const { return out[kOut] != nullptr ? kOut : kGradUp; }
   int64_t num_elements() const;
-  int64_t num_row_elements() const;         // of gate's first index, with `rows`
-  int64_t num_summed_elements() const;      // of each row of grad_row_scale
-  int64_t num_expert_row_elements() const;  // of one index of gate's first two axes
+  int64_t num_row_elements() const;         // for each index of gate's first axis, with `rows`
+  int64_t num_summed_elements() const;      // for each entry of grad_row_scale
+  int64_t num_expert_row_elements() const;  // for each index of gate's first two axes
   bool has_codes() const { return codes.dtype != dtype; }
-  int row_axis() const;  // that of gate's rows, along which a group of rows runs; -1: there is one row
+  int row_axis() const;  // the axis of gate's rows, along which a group of rows runs; -1: there is one row
   bool has_options() const { return form.has_options || bias[kGate] != nullptr || bias[kUp] != nullptr; }
   bool is_empty() const { return num_elements() == 0; }
 };
 
-// The outputs of a call: the words, if there are any, and then each tensor of codes by itself. No output of one problem
-// shares memory with a tensor of another one, unless there is one problem.
+// The outputs of a call. All outputs of words, if there are any, make the first problem; each tensor of codes makes one
+// more. If there are several problems, no output shares memory with another tensor of the call.
 constexpr int kMaxSwigluProblems = 5;
 struct SwigluCall {
   int count;

@@ -8,13 +8,13 @@ namespace rope {
 
 // Rows are entries of gate's first axis. Strides are in elements.
 struct SwigluRows {
-  const char *expert_offsets;  // NULL: no row is looked for among experts
+  const char *expert_offsets;  // NULL: rows have no expert
   int64_t offsets_stride;
   int64_t experts;
-  int64_t rows;           // within which offsets lie
-  const char *row_index;  // NULL: a row's factor is where row_scale_stride says
+  int64_t rows;           // offsets lie within 0 to `rows`
+  const char *row_index;  // NULL: row_scale_stride gives the place of a row's factor
   int64_t index_stride;
-  int64_t factors;  // that row_index chooses from
+  int64_t factors;  // row_index chooses from this number of factors
   bool is_offsets_64_bit;
   bool is_index_64_bit;
 
@@ -22,12 +22,12 @@ struct SwigluRows {
 };
 
 struct SwigluRow {
-  bool is_there;   // otherwise the others mean nothing
+  bool is_there;   // false: the other members are undefined
   int64_t expert;  // 0 without experts
   int64_t factor;  // of row_scale; 0 without row_index
 };
 
-// The offsets where they lie.
+// Reads offsets from memory.
 struct ExpertOffsets {
   const SwigluRows &rows;
 
@@ -36,8 +36,8 @@ struct ExpertOffsets {
   }
 };
 
-// The expert of a row by the bisection of rope.h, or -1. Each offset is used as it was read, so that whatever others
-// write there meanwhile an expert is one of those that there are.
+// Returns the expert of a row by the bisection of rope.h, or -1. Each offset is read once, so that the result is a
+// valid expert even if other threads write offsets in the meantime.
 template <typename Number, typename Offsets>
 ROPE_HOST_DEVICE Number find_expert(const Offsets &offsets, Number experts, Number rows, Number row) {
   Number low = 0, high = experts;
@@ -56,7 +56,7 @@ ROPE_HOST_DEVICE Number find_expert(const Offsets &offsets, Number experts, Numb
   return begin < 0 || end > rows ? -1 : low;
 }
 
-// The factor of a row by row_index, or -1.
+// Returns the number of a row's factor by row_index, or -1.
 ROPE_HOST_DEVICE int64_t find_factor(const SwigluRows &rows, int64_t row) {
   const int64_t factor = read_integer(rows.row_index, rows.is_index_64_bit, row * rows.index_stride);
   return factor < rows.factors ? factor : -1;

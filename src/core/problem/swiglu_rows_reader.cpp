@@ -1,4 +1,4 @@
-// swiglu_rows_reader.cpp - checks expert_offsets, row_index and what they ask of other operands
+// swiglu_rows_reader.cpp - checks expert_offsets, row_index and the operands that go with them
 #include "core/problem/swiglu_rows_reader.hpp"
 
 namespace rope {
@@ -7,7 +7,8 @@ namespace {
 
 constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
 
-// An operand of integers and one axis, for rows that are entries of gate's first one; NULL where it is absent.
+// Reads an operand of integers with one axis. gate has at least two axes, the first one of rows. *operand is NULL if
+// the tensor is absent.
 rope_status_t read_list(const char *function, const char *field, const rope_tensor_t &tensor, const Operand &gate,
                         Operands *operands, Operand **operand) {
   ROPE_TRY(operands->read_integers(field, tensor, operand));

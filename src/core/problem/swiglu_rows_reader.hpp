@@ -1,4 +1,4 @@
-// swiglu_rows_reader.hpp - checks expert_offsets, row_index and what they ask of other operands
+// swiglu_rows_reader.hpp - checks expert_offsets, row_index and the operands that go with them
 #pragma once
 
 #include "core/problem/operands.hpp"
@@ -9,7 +9,7 @@ namespace rope {
 rope_status_t read_expert_offsets(const char *function, const rope_tensor_t &tensor, const Operand &gate,
                                   Operands *operands, SwigluRows *rows);
 
-// row_scale, read before, has one axis.
+// row_scale was read before and has one axis.
 rope_status_t read_row_index(const char *function, const rope_tensor_t &tensor, const Operand &gate,
                              const Operand *row_scale, Operands *operands, SwigluRows *rows);
 

@@ -1,5 +1,5 @@
-// written_scales.hpp - scales that a call writes beside codes, and what rope_quant_args_t and swiglu_quant_args_t
-// have in common
+// written_scales.hpp - scales that a call writes beside codes, and the common part of rope_quant_args_t and
+// swiglu_quant_args_t
 #pragma once
 
 #include <stdint.h>
@@ -14,9 +14,9 @@ namespace rope {
 struct WrittenScales {
   char *data;  // NULL: none
   ScaleForm form;
-  uint32_t floor;         // the bits of the least magnitude that a scale stands for
+  uint32_t floor;         // the bits of scale_floor: smaller magnitudes count as this one
   int groups;             // of a head
-  int64_t row_stride[2];  // of batches and tokens, in a cache of pages and entries
+  int64_t row_stride[2];  // of batches and tokens; in a cache, of pages and entries
   int64_t head_stride;
   int64_t group_stride;
   int64_t four_stride;  // of every fourth group
@@ -45,11 +45,11 @@ struct ScaleRule {
 
 rope_status_t check_scale_rule(const char *function, const ScaleRule &rule);
 
-// That a rule of scales that are written has such.
+// Checks that a rule for written scales is not set without such scales.
 rope_status_t check_rule_has_scales(const char *function, const ScaleRule &rule);
 
-// The form and the floor of scales in a tensor, whose dtype is checked; F8_E4M3 is refused as not supported yet, unless
-// it may be.
+// Sets the form and the floor of written scales, and checks the dtype of their tensor. F8_E4M3 is NOT_SUPPORTED unless
+// may_be_e4m3.
 rope_status_t set_scale_form(const char *function, const char *field, rope_dtype_t dtype, const ScaleRule &rule,
                              WrittenScales *scales, bool may_be_e4m3 = false);
 

@@ -306,6 +306,7 @@ func Layout() string {
 	field("swiglu_args_t.grad_row_scale", unsafe.Offsetof(gated.grad_row_scale), unsafe.Sizeof(gated.grad_row_scale))
 	field("swiglu_args_t.quant", unsafe.Offsetof(gated.quant), unsafe.Sizeof(gated.quant))
 	field("swiglu_args_t.input", unsafe.Offsetof(gated.input), unsafe.Sizeof(gated.input))
+	field("swiglu_args_t.column", unsafe.Offsetof(gated.column), unsafe.Sizeof(gated.column))
 
 	var gatedQuant C.swiglu_quant_args_t
 	layout("swiglu_quant_args_t", unsafe.Sizeof(gatedQuant))
@@ -317,6 +318,23 @@ func Layout() string {
 	field("swiglu_quant_args_t.amax_out", unsafe.Offsetof(gatedQuant.amax_out), unsafe.Sizeof(gatedQuant.amax_out))
 	field("swiglu_quant_args_t.scale_layout", unsafe.Offsetof(gatedQuant.scale_layout), unsafe.Sizeof(gatedQuant.scale_layout))
 	field("swiglu_quant_args_t.reserved0", unsafe.Offsetof(gatedQuant.reserved0), unsafe.Sizeof(gatedQuant.reserved0))
+	field("swiglu_quant_args_t.grad_gate_scales_out", unsafe.Offsetof(gatedQuant.grad_gate_scales_out), unsafe.Sizeof(gatedQuant.grad_gate_scales_out))
+	field("swiglu_quant_args_t.grad_up_scales_out", unsafe.Offsetof(gatedQuant.grad_up_scales_out), unsafe.Sizeof(gatedQuant.grad_up_scales_out))
+
+	var gatedColumn C.swiglu_column_args_t
+	layout("swiglu_column_args_t", unsafe.Sizeof(gatedColumn))
+	field("swiglu_column_args_t.struct_size", unsafe.Offsetof(gatedColumn.struct_size), unsafe.Sizeof(gatedColumn.struct_size))
+	field("swiglu_column_args_t.flags", unsafe.Offsetof(gatedColumn.flags), unsafe.Sizeof(gatedColumn.flags))
+	field("swiglu_column_args_t.scale_floor", unsafe.Offsetof(gatedColumn.scale_floor), unsafe.Sizeof(gatedColumn.scale_floor))
+	field("swiglu_column_args_t.scale_layout", unsafe.Offsetof(gatedColumn.scale_layout), unsafe.Sizeof(gatedColumn.scale_layout))
+	field("swiglu_column_args_t.reserved0", unsafe.Offsetof(gatedColumn.reserved0), unsafe.Sizeof(gatedColumn.reserved0))
+	field("swiglu_column_args_t.amax_out", unsafe.Offsetof(gatedColumn.amax_out), unsafe.Sizeof(gatedColumn.amax_out))
+	field("swiglu_column_args_t.out", unsafe.Offsetof(gatedColumn.out), unsafe.Sizeof(gatedColumn.out))
+	field("swiglu_column_args_t.grad_gate", unsafe.Offsetof(gatedColumn.grad_gate), unsafe.Sizeof(gatedColumn.grad_gate))
+	field("swiglu_column_args_t.grad_up", unsafe.Offsetof(gatedColumn.grad_up), unsafe.Sizeof(gatedColumn.grad_up))
+	field("swiglu_column_args_t.scales_out", unsafe.Offsetof(gatedColumn.scales_out), unsafe.Sizeof(gatedColumn.scales_out))
+	field("swiglu_column_args_t.grad_gate_scales_out", unsafe.Offsetof(gatedColumn.grad_gate_scales_out), unsafe.Sizeof(gatedColumn.grad_gate_scales_out))
+	field("swiglu_column_args_t.grad_up_scales_out", unsafe.Offsetof(gatedColumn.grad_up_scales_out), unsafe.Sizeof(gatedColumn.grad_up_scales_out))
 
 	var gatedInput C.swiglu_input_args_t
 	layout("swiglu_input_args_t", unsafe.Sizeof(gatedInput))

@@ -27,7 +27,7 @@ func TestEachTensorOnADeviceHasItsOwnAddress(t *testing.T) {
 	if found := OnDevice(addresses, false); !reflect.DeepEqual(found, addresses) {
 		t.Errorf("rope_args_t and its groups have %v", found)
 	}
-	if found := OnDevice(addresses[:17], true); !reflect.DeepEqual(found, addresses[:17]) {
+	if found := OnDevice(addresses[:26], true); !reflect.DeepEqual(found, addresses[:26]) {
 		t.Errorf("swiglu_args_t and its groups have %v", found)
 	}
 }

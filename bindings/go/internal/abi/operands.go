@@ -33,12 +33,16 @@ static void note_swiglu(const uint64_t *addresses, uint64_t *found) {
   const swiglu_args_t args = {0};
   const swiglu_quant_args_t quant = {0};
   const swiglu_input_args_t input = {0};
+  const swiglu_column_args_t column = {0};
   rope_go_gating_t whole;
-  rope_go_complete_gating(&whole, &args, &quant, &input, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL);
+  rope_go_complete_gating(&whole, &args, &quant, &input, &column, addresses, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                          NULL, NULL, NULL);
   note(&whole.args.gate, 9, found);
   note(&whole.input.gate_bias, 5, found + 9);
   note(&whole.args.quant->scale, 3, found + 14);
+  note(&whole.args.quant->grad_gate_scales_out, 2, found + 17);
+  note(&whole.args.column->amax_out, 7, found + 19);
 }
 */
 import "C"

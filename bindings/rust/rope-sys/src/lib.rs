@@ -340,6 +340,25 @@ pub struct swiglu_quant_args_t {
     pub amax_out: rope_tensor_t,
     pub scale_layout: i32,
     pub reserved0: i32,
+    pub grad_gate_scales_out: rope_tensor_t,
+    pub grad_up_scales_out: rope_tensor_t,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct swiglu_column_args_t {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub scale_floor: f64,
+    pub scale_layout: i32,
+    pub reserved0: i32,
+    pub amax_out: rope_tensor_t,
+    pub out: rope_tensor_t,
+    pub grad_gate: rope_tensor_t,
+    pub grad_up: rope_tensor_t,
+    pub scales_out: rope_tensor_t,
+    pub grad_gate_scales_out: rope_tensor_t,
+    pub grad_up_scales_out: rope_tensor_t,
 }
 
 #[repr(C)]
@@ -370,6 +389,7 @@ pub struct swiglu_args_t {
     pub grad_row_scale: rope_tensor_t,
     pub quant: *const swiglu_quant_args_t,
     pub input: *const swiglu_input_args_t,
+    pub column: *const swiglu_column_args_t,
 }
 
 extern "C" {

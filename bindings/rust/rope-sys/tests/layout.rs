@@ -129,11 +129,17 @@ fn layout_is_the_golden_one() {
     layout! {
         text, swiglu_args_t:
         struct_size flags gate up out row_scale num_rows grad_out grad_gate grad_up grad_row_scale quant
-        input
+        input column
     }
     layout! {
         text, swiglu_quant_args_t:
         struct_size flags scale_floor scale scales_out amax_out scale_layout reserved0
+        grad_gate_scales_out grad_up_scales_out
+    }
+    layout! {
+        text, swiglu_column_args_t:
+        struct_size flags scale_floor scale_layout reserved0 amax_out out grad_gate grad_up scales_out
+        grad_gate_scales_out grad_up_scales_out
     }
     layout! {
         text, swiglu_input_args_t:

@@ -164,20 +164,42 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Scales of outputs and caches of 8 bits; `rope_quant_args_t`. A code is x / scale.
+/// The common part of the groups of scales.
+macro_rules! groups_of_scales {
+    ($($group:ident)*) => {$(
+        // SAFETY: views, which may be sent.
+        unsafe impl Send for $group<'_> {}
+
+        impl Default for $group<'_> {
+            fn default() -> Self {
+                $group::new()
+            }
+        }
+
+        impl $group<'_> {
+            /// For written scales: lower bound of a group's largest magnitude. Not given: 1e-10 for `f32`, else none.
+            pub fn scale_floor(mut self, floor: f64) -> Self {
+                self.raw.scale_floor = floor;
+                self
+            }
+
+            /// Written scales of `f32` are rounded up to powers of two, as those of [`F8E8m0`](crate::F8E8m0) always
+            /// are.
+            pub fn power_of_two(mut self) -> Self {
+                self.raw.flags |= sys::ROPE_QUANT_FLAG_POWER_OF_TWO;
+                self
+            }
+        }
+    )*};
+}
+
+groups_of_scales!(Quant SwigluQuant SwigluColumn);
+
+/// Scales of outputs and caches of 8 bits, whose codes are x / scale; `rope_quant_args_t`.
 #[derive(Debug)]
 pub struct Quant<'a> {
     pub(crate) raw: sys::rope_quant_args_t,
     memory: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: these are views, which may be sent.
-unsafe impl Send for Quant<'_> {}
-
-impl Default for Quant<'_> {
-    fn default() -> Self {
-        Quant::new()
-    }
 }
 
 impl<'a> Quant<'a> {
@@ -238,19 +260,7 @@ impl<'a> Quant<'a> {
         self
     }
 
-    /// For written scales: lower bound of a group's largest magnitude. Not given: 1e-10 for `f32`, else none.
-    pub fn scale_floor(mut self, floor: f64) -> Self {
-        self.raw.scale_floor = floor;
-        self
-    }
-
-    /// Written scales of `f32` are rounded up to powers of two, as those of [`F8E8m0`](crate::F8E8m0) always are.
-    pub fn power_of_two(mut self) -> Self {
-        self.raw.flags |= sys::ROPE_QUANT_FLAG_POWER_OF_TWO;
-        self
-    }
-
-    /// Three `f32`, for q, k and v, which calls raise to the largest magnitude that they scale.
+    /// Three `f32`, of q, k and v, which calls raise to the largest magnitude of what they scale.
     pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
         self.raw.amax_out = amax.raw;
         self
@@ -263,20 +273,11 @@ impl<'a> Quant<'a> {
     }
 }
 
-/// Scales of SwiGLU's output of 8 bits; `swiglu_quant_args_t`. A code is x / scale.
+/// Scales of SwiGLU's output and gradients of 8 bits, whose codes are x / scale; `swiglu_quant_args_t`.
 #[derive(Debug)]
 pub struct SwigluQuant<'a> {
     pub(crate) raw: sys::swiglu_quant_args_t,
     memory: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: these are views, which may be sent.
-unsafe impl Send for SwigluQuant<'_> {}
-
-impl Default for SwigluQuant<'_> {
-    fn default() -> Self {
-        SwigluQuant::new()
-    }
 }
 
 impl<'a> SwigluQuant<'a> {
@@ -290,6 +291,8 @@ impl<'a> SwigluQuant<'a> {
             amax_out: ABSENT,
             scale_layout: 0,
             reserved0: 0,
+            grad_gate_scales_out: ABSENT,
+            grad_up_scales_out: ABSENT,
         };
         SwigluQuant { raw, memory: PhantomData }
     }
@@ -308,21 +311,20 @@ impl<'a> SwigluQuant<'a> {
         self
     }
 
-    /// The places of written scales. Not given: by their strides.
+    /// Backward: those of a gradient of gate of 8 bits.
+    pub fn grad_gate_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.grad_gate_scales_out = scales.raw;
+        self
+    }
+
+    pub fn grad_up_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.grad_up_scales_out = scales.raw;
+        self
+    }
+
+    /// Where written scales lie. Not given: by their strides.
     pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
         self.raw.scale_layout = layout as i32;
-        self
-    }
-
-    /// For written scales: lower bound of a group's largest magnitude. Not given: 1e-10 for `f32`, else none.
-    pub fn scale_floor(mut self, floor: f64) -> Self {
-        self.raw.scale_floor = floor;
-        self
-    }
-
-    /// Written scales of `f32` are rounded up to powers of two, as those of [`F8E8m0`](crate::F8E8m0) always are.
-    pub fn power_of_two(mut self) -> Self {
-        self.raw.flags |= sys::ROPE_QUANT_FLAG_POWER_OF_TWO;
         self
     }
 
@@ -339,8 +341,82 @@ impl<'a> SwigluQuant<'a> {
     }
 }
 
-/// Paged caches that k and v are written to, `[P, E, H, D]`, and each token's place in them, `slots` or `page_table`,
-/// not both; `rope_cache_args_t`.
+/// SwiGLU's outputs once more as codes of 8 bits, with scales of groups of neighbouring rows; `swiglu_column_args_t`.
+#[derive(Debug)]
+pub struct SwigluColumn<'a> {
+    pub(crate) raw: sys::swiglu_column_args_t,
+    memory: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> SwigluColumn<'a> {
+    pub fn new() -> Self {
+        let raw = sys::swiglu_column_args_t {
+            struct_size: size_of::<sys::swiglu_column_args_t>() as u32,
+            flags: 0,
+            scale_floor: 0.0,
+            scale_layout: 0,
+            reserved0: 0,
+            amax_out: ABSENT,
+            out: ABSENT,
+            grad_gate: ABSENT,
+            grad_up: ABSENT,
+            scales_out: ABSENT,
+            grad_gate_scales_out: ABSENT,
+            grad_up_scales_out: ABSENT,
+        };
+        SwigluColumn { raw, memory: PhantomData }
+    }
+
+    /// Forward: the output, of gate's shape.
+    pub fn out(mut self, codes: ViewMut<'a>) -> Self {
+        self.raw.out = codes.raw;
+        self
+    }
+
+    /// Written, in `f32` or [`F8E8m0`](crate::F8E8m0): gate's shape with G instead of the rows, which are the
+    /// first axis, with experts the second one. Not given: the codes have the scale of [`SwigluQuant::scale`].
+    pub fn scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.scales_out = scales.raw;
+        self
+    }
+
+    /// Backward: the gradient of gate.
+    pub fn grad_gate(mut self, codes: ViewMut<'a>) -> Self {
+        self.raw.grad_gate = codes.raw;
+        self
+    }
+
+    pub fn grad_gate_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.grad_gate_scales_out = scales.raw;
+        self
+    }
+
+    /// Backward: the gradient of up.
+    pub fn grad_up(mut self, codes: ViewMut<'a>) -> Self {
+        self.raw.grad_up = codes.raw;
+        self
+    }
+
+    pub fn grad_up_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+        self.raw.grad_up_scales_out = scales.raw;
+        self
+    }
+
+    /// Where written scales lie. Not given: by their strides.
+    pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
+        self.raw.scale_layout = layout as i32;
+        self
+    }
+
+    /// One `f32`, which calls raise to the largest magnitude of what becomes codes here.
+    pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
+        self.raw.amax_out = amax.raw;
+        self
+    }
+}
+
+/// Paged caches that k and v are written to, `[P, E, H, D]`, and where each token goes: `slots`, or `page_table`, one of
+/// them; `rope_cache_args_t`.
 #[derive(Debug)]
 pub struct Cache<'a> {
     pub(crate) raw: sys::rope_cache_args_t,

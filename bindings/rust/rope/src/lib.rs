@@ -43,7 +43,7 @@ pub use error::{Error, Result, Status};
 pub use frequencies::{
     scaled_frequencies, section_axes, ScaledFrequencies, Scaling, ScalingType, SectionAxes, SectionsType,
 };
-pub use groups::{Cache, Input, Norm, Quant, SwigluQuant};
+pub use groups::{Cache, Input, Norm, Quant, SwigluColumn, SwigluQuant};
 pub use rope_sys as sys;
 pub use rotary::{Args, Desc, DescBuilder, Operand};
 pub use swiglu::{Swiglu, SwigluArgs, SwigluBuilder};

@@ -1,6 +1,6 @@
 use crate::error::{check, explanation};
 use crate::view::ABSENT;
-use crate::{sys, Activation, Device, Dtype, LimitRule, Result, SwigluQuant, View, ViewMut};
+use crate::{sys, Activation, Device, Dtype, LimitRule, Result, SwigluColumn, SwigluQuant, View, ViewMut};
 use std::marker::PhantomData;
 use std::mem::size_of;
 use std::os::raw::c_void;
@@ -182,6 +182,7 @@ pub struct SwigluArgs<'a> {
     raw: sys::swiglu_args_t,
     quant: Option<SwigluQuant<'a>>,
     input: Option<sys::swiglu_input_args_t>,
+    column: Option<SwigluColumn<'a>>,
     memory: PhantomData<&'a mut [u8]>,
 }
 
@@ -204,8 +205,9 @@ impl<'a> SwigluArgs<'a> {
             grad_row_scale: ABSENT,
             quant: null(),
             input: null(),
+            column: null(),
         };
-        SwigluArgs { raw, quant: None, input: None, memory: PhantomData }
+        SwigluArgs { raw, quant: None, input: None, column: None, memory: PhantomData }
     }
 
     /// The arguments for C, with the groups, which are borrowed.
@@ -213,6 +215,7 @@ impl<'a> SwigluArgs<'a> {
         let mut whole = self.raw;
         whole.quant = self.quant.as_ref().map_or(null(), |quant| &quant.raw);
         whole.input = self.input.as_ref().map_or(null(), |input| input);
+        whole.column = self.column.as_ref().map_or(null(), |column| &column.raw);
         whole
     }
 
@@ -233,7 +236,12 @@ impl<'a> SwigluArgs<'a> {
         SwigluArgs::of(gate.raw, up.raw).out(out)
     }
 
-    /// Forward: the output replaces gate.
+    /// For forward: the codes of [`SwigluColumn::out`] alone.
+    pub fn forward_by_column(gate: View<'a>, up: View<'a>, column: SwigluColumn<'a>) -> Self {
+        SwigluArgs::of(gate.raw, up.raw).column(column)
+    }
+
+    /// For forward: the output takes the place of gate.
     pub fn forward_over_gate(gate: ViewMut<'a>, up: View<'a>) -> Self {
         let mut args = SwigluArgs::of(gate.raw, up.raw);
         args.raw.out = gate.raw;
@@ -332,9 +340,15 @@ impl<'a> SwigluArgs<'a> {
         self
     }
 
-    /// Forward: scales of an output of 8 bits. Without them it is not scaled.
+    /// Scales of an output of 8 bits, or of gradients, which without them are not scaled.
     pub fn quant(mut self, quant: SwigluQuant<'a>) -> Self {
         self.quant = Some(quant);
+        self
+    }
+
+    /// Outputs once more, as codes whose scales are those of groups of rows.
+    pub fn column(mut self, column: SwigluColumn<'a>) -> Self {
+        self.column = Some(column);
         self
     }
 

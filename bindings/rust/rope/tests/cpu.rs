@@ -1277,6 +1277,93 @@ fn codes_of_gating() {
 }
 
 #[test]
+fn gating_by_column() {
+    const ROWS: usize = 6;
+    const WIDTH: usize = 10;
+    const SIZE: usize = ROWS * WIDTH;
+    const GROUPS: usize = 2; // of three rows, and of five channels
+    let (gate, up, values) = rectified(ROWS, WIDTH);
+    let grad: Vec<f32> = numbers(SIZE).iter().map(|x| x * 7.0).collect();
+    let view = |data| View::new(data, &[ROWS, WIDTH]).unwrap();
+    fn written<T: Element>(data: &mut [T], rows: usize) -> ViewMut<'_> {
+        let width = data.len() / rows;
+        ViewMut::new(data, &[rows, width]).unwrap()
+    }
+    let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).activation(Activation::Reglu).build().unwrap();
+    // Scales and codes are those of the values.
+    let check =
+        |values: &[f32], scales: &[f32], codes: &[u8], by_column: bool, is_power_of_two: bool, fraction_bits| {
+            let top = if fraction_bits == 3 { 448.0 } else { 57344.0 };
+            for (i, scale) in scales.iter().enumerate() {
+                let group: Vec<usize> = if by_column {
+                    (0..ROWS / GROUPS).map(|row| (i / WIDTH * (ROWS / GROUPS) + row) * WIDTH + i % WIDTH).collect()
+                } else {
+                    (0..WIDTH / GROUPS).map(|channel| i * (WIDTH / GROUPS) + channel).collect()
+                };
+                let numbers: Vec<f32> = group.iter().map(|&j| values[j]).collect();
+                let (wanted, wanted_codes) = scaled(&numbers, is_power_of_two, top, fraction_bits);
+                assert_eq!(*scale, wanted, "group {i}");
+                assert_eq!(group.iter().map(|&j| codes[j]).collect::<Vec<_>>(), wanted_codes, "group {i}");
+            }
+        };
+
+    for is_power_of_two in [false, true] {
+        let (mut codes, mut scales, mut amax) = ([F8E4m3(9); SIZE], [-1.0f32; GROUPS * WIDTH], [0.5f32]);
+        let mut column = SwigluColumn::new()
+            .out(written(&mut codes, ROWS))
+            .scales_out(written(&mut scales, GROUPS))
+            .scale_layout(ScaleLayout::Strided)
+            .amax_out(ViewMut::new(&mut amax, &[1]).unwrap())
+            .scale_floor(3.0);
+        if is_power_of_two {
+            column = column.power_of_two();
+        }
+        swiglu.forward(&mut SwigluArgs::forward_by_column(view(&gate), view(&up), column)).unwrap();
+        check(&values, &scales, &codes.map(|x| x.0), true, is_power_of_two, 3);
+        assert_eq!(amax[0], values.iter().fold(0.0, |largest: f32, x| largest.max(x.abs())));
+    }
+
+    let mut words = [[0.0f32; SIZE]; 2];
+    let [of_gate, of_up] = &mut words;
+    let mut args = SwigluArgs::backward(view(&gate), view(&up), view(&grad))
+        .grad_gate(written(of_gate, ROWS))
+        .grad_up(written(of_up, ROWS));
+    swiglu.backward(&mut args).unwrap();
+    let (mut by_row, mut by_column) = ([[F8E5m2(9); SIZE]; 2], [[F8E4m3(9); SIZE]; 2]);
+    let (mut row_scales, mut column_scales) = ([[-1.0f32; ROWS * GROUPS]; 2], [[-1.0f32; GROUPS * WIDTH]; 2]);
+    let ([gate_rows, up_rows], [gate_columns, up_columns]) = (&mut by_row, &mut by_column);
+    let ([gate_row_scales, up_row_scales], [gate_scales, up_scales]) = (&mut row_scales, &mut column_scales);
+    let mut args = SwigluArgs::backward(view(&gate), view(&up), view(&grad))
+        .grad_gate(written(gate_rows, ROWS))
+        .grad_up(written(up_rows, ROWS))
+        .quant(
+            SwigluQuant::new()
+                .grad_gate_scales_out(written(gate_row_scales, ROWS))
+                .grad_up_scales_out(written(up_row_scales, ROWS))
+                .scale_floor(3.0),
+        )
+        .column(
+            SwigluColumn::default()
+                .grad_gate(written(gate_columns, ROWS))
+                .grad_gate_scales_out(written(gate_scales, GROUPS))
+                .grad_up(written(up_columns, ROWS))
+                .grad_up_scales_out(written(up_scales, GROUPS))
+                .scale_floor(3.0),
+        );
+    assert!(swiglu.explain(&args).unwrap().starts_with("swiglu F32 backward on the CPU: "));
+    swiglu.backward(&mut args).unwrap();
+    for i in 0..2 {
+        check(&words[i], &row_scales[i], &by_row[i].map(|x| x.0), false, false, 2);
+        check(&words[i], &column_scales[i], &by_column[i].map(|x| x.0), true, false, 3);
+    }
+
+    let mut codes = [F8E4m3(9); SIZE];
+    let column = SwigluColumn::new().out(written(&mut codes, ROWS)).power_of_two();
+    let mut args = SwigluArgs::forward_by_column(view(&gate), view(&up), column);
+    assert_refused(swiglu.forward(&mut args), Status::InvalidArgument, "column.flags is 0x2");
+}
+
+#[test]
 fn gating_rounded_before_codes() {
     // 1.015625 * 1.015625 = 1.031494 is 1.03125 in bf16; with it, the largest code is reached exactly.
     let (gate, up) = ([Bf16(0x3f82); 2], [Bf16(0x3f82); 2]);

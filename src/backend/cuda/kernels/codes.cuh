@@ -7,7 +7,7 @@
 
 namespace rope {
 
-// Two codes, the first in the lowest byte.
+// Returns two codes, the first in the lowest byte.
 template <typename Float8>
 __device__ __forceinline__ uint32_t join_codes(float first, float second) {
 #if defined(ROPE_HAS_FLOAT8_CONVERSION)
@@ -23,7 +23,8 @@ __device__ __forceinline__ uint32_t join_codes(float first, float second) {
 #endif
 }
 
-// The larger of x, which is not negative, and the magnitude of y; NaN where one of them is.
+// Returns the larger of x, which is not negative, and the magnitude of y; NaN if one of them is NaN. Without the
+// instruction it compares bits as integers, where a NaN is above all numbers.
 __device__ __forceinline__ float max_magnitude(float x, float y) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float max;
@@ -40,15 +41,15 @@ __device__ __forceinline__ uint32_t max_with_lane(uint32_t number, uint32_t dist
   return other > number ? other : number;
 }
 
-// The largest number in 2^lanes_log2 neighbouring lanes, in each of them. All lanes of the warp take part. Heads of 128
-// channels, which most models have, take one branch.
+// Returns in each of 2^lanes_log2 neighbouring lanes their largest number. All lanes of the warp take part. Heads of
+// 128 channels, which most models have, take the first branch.
 __device__ __forceinline__ uint32_t max_over_lanes(uint32_t number, uint32_t lanes_log2) {
   if (lanes_log2 == 3) return max_with_lane(max_with_lane(max_with_lane(number, 1), 2), 4);
   for (uint32_t distance = 1; distance >> lanes_log2 == 0; distance *= 2) number = max_with_lane(number, distance);
   return number;
 }
 
-// The largest number of a block's threads, in each of them. The block has whole warps, and all threads take part.
+// Returns in each thread the largest number of the block. The block has whole warps, and all threads take part.
 template <uint32_t kMaxThreads>
 __device__ __forceinline__ uint32_t max_over_block(uint32_t number) {
   __shared__ uint32_t of_warps[kMaxThreads / 32];
@@ -59,12 +60,12 @@ __device__ __forceinline__ uint32_t max_over_block(uint32_t number) {
   return number;
 }
 
-// Most threads find that it is large enough, so that few wait for one another.
+// Raises *amax to `magnitude`. Most threads read a value that is large enough and skip the atomic operation.
 __device__ __forceinline__ void raise_magnitude(uint32_t *amax, uint32_t magnitude) {
   if (magnitude > *static_cast<volatile uint32_t *>(amax)) atomicMax(amax, magnitude);
 }
 
-// The scale of a group by the bits of its largest magnitude.
+// Returns the scale of a group from the bits of its largest magnitude.
 __device__ __forceinline__ GroupScale written_scale(const WrittenScales &scales, bool is_e5m2, uint32_t magnitude) {
   return scale_of_group(magnitude < scales.floor ? scales.floor : magnitude, scales.form,
                         is_e5m2 ? Float8E5M2::kMax : Float8E4M3::kMax);

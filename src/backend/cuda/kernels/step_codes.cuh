@@ -1,6 +1,6 @@
-// step_codes.cuh - the step's kernel for long launches of whole heads of which some become codes
+// step_codes.cuh - the step's kernel for long launches of whole heads, some of them with codes as outputs
 //
-// Blocks of threads lie as step_long.cuh shows it. A thread has two units, which are four vectors, a quarter of a block of
+// Blocks of threads lie as step_long.cuh shows. A thread has two units. These are four vectors, a quarter of a block of
 // channels apart: 128 channels of 16 bits in vectors of 16 bytes (V = 8) have four lanes.
 //
 //   lane           0          1          2          3
@@ -9,12 +9,12 @@
 //          2   64 …  71   72 …  79   80 …  87   88 …  95
 //          3   96 … 103  104 … 111  112 … 119  120 … 127
 //
-// Vectors 0 and 2 are one unit, 1 and 3 the other. Instructions bound these launches: finding the place of a thread, the
-// sum of a norm and the scale of a group cost two units as much as one.
+// Vectors 0 and 2 are one unit, 1 and 3 the other. Instructions limit the speed of these launches, and a thread finds
+// its place, the sum of a norm and the scale of a group once for both units.
 //
-// Moves each head once in and once out to each of its destinations, and a scale for each group. Each block reads besides
-// the positions of its tokens and their rows of a table, the weights of its tensor, and each thread of a cached head a
-// slot.
+// Reads each head once, writes it once to each of its destinations, and writes a scale for each group. Each block also
+// reads the positions of its tokens, their rows of a table and the weights of its tensor. Each thread of a cached head
+// reads a slot.
 #pragma once
 
 #include <type_traits>
@@ -26,10 +26,11 @@
 
 namespace rope {
 
-constexpr int kVectorsOfCodes = 4;  // of a thread
+constexpr int kVectorsOfCodes = 4;  // vectors of a thread
 
-// The sum over a head of what its lanes have, in all of them: sums over vectors in the order of the picture. All lanes of
-// the warp take part.
+// Returns in each lane of a head the sum over the head, from the sums of its vectors, by the tree of norms in the order
+// of channels. All lanes of the warp take part. With a power of two of lanes, each exchange halves the vectors of a
+// lane.
 __device__ __forceinline__ float sum_over_quarters(uint32_t quarter, uint32_t lanes_log2, uint32_t number,
                                                    const float (&of_vector)[kVectorsOfCodes]) {
   if ((quarter & (quarter - 1)) == 0) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ float sum_over_quarters(uint32_t quarter, uint32_t la
     }
     return add_lane(add_lane(sum, 2), 1);
   }
-  // Four neighbours of the tree move to each lane. Nothing follows the last ones.
+  // Each lane receives four sums that are neighbours in the tree. Lanes behind the last vector have 0.
   float moved[kVectorsOfCodes] = {};
 #pragma unroll
   for (uint32_t i = 0; i < kVectorsOfCodes; ++i) {
@@ -70,9 +71,9 @@ constexpr int codes_resident_threads(StepCodes codes) {
                                        : kStepAllCodesResidentThreads;
 }
 
-// kStatic makes codes a few values at a time; elsewhere a thread holds all its values. kAll: also roundings within the
-// norm, several position axes, a page table, codes of E5M2, what is rounded first, codes and words of one tensor, the
-// largest magnitude, and row factors.
+// kStatic makes codes of a few values at a time; with the others a thread holds all its values as floats. kAll also has
+// roundings within the norm, several position axes, a page table, codes of E5M2, values that are rounded first, codes
+// and words of one tensor, the largest magnitude, and row factors.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, StepCodes kCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxLongCodesThreads,
                                   min_blocks_per_multiprocessor(codes_resident_threads(kCodes), kMaxLongCodesThreads))
@@ -172,8 +173,9 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
       }
     }
   };
-  uint32_t largest = 0;  // magnitude of what became codes, its bits
-  // To the destinations that take words, or codes with a scale of these bits; `magnitude` is that of the thread's values.
+  uint32_t largest = 0;  // the bits of the largest magnitude that became a code
+  // Stores the vectors to the destinations of words, or to those of codes with a scale of these bits. `magnitude` is
+  // the largest of the thread's values.
   const auto store = [&](bool as_codes, uint32_t scale, uint32_t magnitude) {
     if (!is_active) return;
     const auto raise = [&] { largest = magnitude > largest ? magnitude : largest; };
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
             vectors[unit + 2] = from_floats<T, V>(of_unit->high);
           });
         } else if (is_active) {
-          load_vectors();  // a NaN keeps its bits
+          load_vectors();  // unchanged heads are copied as bits, so that a NaN keeps its payload
         }
         store(false, 0, 0);
       }

@@ -6,7 +6,7 @@
 
 namespace rope {
 
-// The values of a unit's channels times a row factor, as words and codes to each of their destinations.
+// Multiplies the values of a unit's channels by a row factor and stores them to each destination as words or codes.
 template <typename T, int V>
 struct UnitStores {
   const StepRowCodeParams &params;
@@ -20,7 +20,7 @@ struct UnitStores {
     values->multiply(load_factor<T>(codes.factor, tensor.flags, at.batch, at.token, unit.head, unit.is_active));
   }
 
-  // Adds what the output holds.
+  // Adds the present values of the output.
   __device__ __forceinline__ void accumulate(UnitValues<T, V> *values) const {
     if (!writes_out()) return;
     const char *const held = unit.address_in(tensor.out);
@@ -31,7 +31,8 @@ struct UnitStores {
     store(false, low, high, 0);
   }
 
-  // All lanes of the warp take part, whatever tensors they have.
+  // Stores codes and their scale. All lanes of the warp take part: they may belong to tensors with different numbers of
+  // lanes, so each exchange runs for all of them, and a lane uses those of its head only.
   __device__ __forceinline__ void store_codes(UnitValues<T, V> *values) const {
     const bool has_codes = (tensor.flags & kHasCodes) != 0;
     const WrittenScales &written = codes.out_scales.is_present() ? codes.out_scales : codes.cache_scales;
@@ -66,7 +67,7 @@ struct UnitStores {
     return tensor.out.data != nullptr && (unit.place.is_rotary || (tensor.flags & kWritesOutside) != 0);
   }
 
-  // Of words, or of as many codes.
+  // The size of codes for a size of words.
   static __device__ __forceinline__ int32_t bytes_of(bool as_codes, int32_t of_words) {
     return as_codes ? of_words / static_cast<int32_t>(sizeof(T)) : of_words;
   }
@@ -83,7 +84,8 @@ struct UnitStores {
     }
   }
 
-  // To the destinations that take words, or codes with a scale of these bits. Whether there are any.
+  // Stores to the destinations of words, or to those of codes with a scale of these bits. Returns whether there are
+  // any.
   __device__ __forceinline__ bool store(bool as_codes, const Vector<T, V> &low, const Vector<T, V> &high,
                                         uint32_t scale) const {
     const auto takes = [&](StepFlags bit) { return as_codes == ((tensor.flags & bit) != 0); };

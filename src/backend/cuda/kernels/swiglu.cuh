@@ -7,14 +7,14 @@
 //                             of row number / vectors_per_row, and there vector number % vectors_per_row
 //
 //   forward     gate, up            → out
-//   backward    gate, up, grad_out  → grad_gate, grad_up (each where it is wanted), and out where it is recomputed
+//   backward    gate, up, grad_out  → grad_gate, grad_up (each unless absent), and out if it is recomputed
 //
-// A thread takes one vector of each tensor, of 8 or 16 bytes or one element; with more, the time depends on where the
-// buffers happen to lie. Where gate and up alternate (g0 u0 g1 u1 …), or their gradients, it takes their 2 V elements
-// from 2 V times the vector's number on.
+// A thread processes one vector of each tensor: 8 or 16 bytes, or one element. With more vectors a thread, the time
+// depends on where the buffers happen to lie. If gate and up alternate (g0 u0 g1 u1 …), or their gradients, a thread
+// processes their 2 V elements from 2 V times the vector's number on.
 //
-// Moves, for every element, two elements in and one out, backward three in and two out, three with the recomputed one;
-// besides, a row_scale for each row and num_rows, where there are any.
+// For every element, forward reads two elements and writes one; backward reads three and writes two, or three with the
+// recomputed output. If present, a row_scale for each row and num_rows are read too.
 #pragma once
 
 #include "backend/cuda/kernels/programmatic_launch.cuh"
@@ -74,7 +74,7 @@ __device__ __forceinline__ int64_t offset_of(const SwigluKernelParams &params, c
 template <int NumInputs, int NumOutputs>
 struct SwigluPlace {
   const char *in[NumInputs];
-  char *out[NumOutputs];  // means nothing where the output is NULL
+  char *out[NumOutputs];  // undefined if the output is NULL
   int64_t count;
 };
 
@@ -84,7 +84,7 @@ __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_swiglu_place(
   const int64_t column = at.vector * V;
   SwigluPlace<NumInputs, NumOutputs> place;
   place.count = params.columns - column;
-  // Only single elements lie at other distances than vectors do.
+  // The elements of vectors are neighbours; single elements have strides.
   const auto column_offset = [&](const int64_t *stride, GateUpLayout layout) {
     const int64_t offset = column * (V == 1 ? stride[kMaxAxes - 1] : static_cast<int64_t>(sizeof(T)));
     return V > 1 && IsAlternating && layout != GateUpLayout::kSeparate ? 2 * offset : offset;
@@ -115,8 +115,8 @@ __device__ __forceinline__ SwigluPlace<NumInputs, NumOutputs> find_swiglu_place(
   return place;
 }
 
-// The factor of the row of a thread's vector. False: num_rows says that there is no such row. Both may differ from
-// element to element only where vectors are single elements.
+// Finds the factor of the row of a thread's vector. Returns false if the row is behind num_rows. A vector of several
+// elements has one row and one factor.
 template <typename T, int V>
 __device__ __forceinline__ bool find_row_scale(const SwigluKernelParams &params, const RowVector &at,
                                                RealOf<T> *row_scale) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ const Form<Real> &form_of(const SwigluKernelParams &p
   }
 }
 
-// The elements from `first` on. A gradient that is NULL is not wanted.
+// Processes the elements from `first` on. A gradient that is NULL is not written.
 template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
 __device__ __forceinline__ void process_vector(const SwigluKernelParams &params,
                                                const SwigluPlace<NumInputs, NumOutputs> &place, int64_t first,
@@ -163,15 +163,15 @@ __device__ __forceinline__ void process_vector(const SwigluKernelParams &params,
   }
 }
 
-// For gate and up that alternate, or whose gradients do. The thread has read all elements that it writes over before it
-// writes any.
+// Processes elements if gate and up alternate, or their gradients do. A thread reads all elements that it overwrites
+// before it writes any.
 template <typename T, int V, bool IsPlain, int NumInputs, int NumOutputs>
 __device__ __forceinline__ void process_alternating(const SwigluKernelParams &params,
                                                     const SwigluPlace<NumInputs, NumOutputs> &place, int64_t first,
                                                     const Form<RealOf<T>> &form, RealOf<T> row_scale) {
   const int64_t byte_offset = first * static_cast<int64_t>(sizeof(T));
   Vector<T, V> in[NumInputs];
-  // First, because taking gate and up apart waits for them.
+  // This load comes first, because separating gate and up waits for them.
   if constexpr (NumInputs == 3) in[kGradOut] = load_vector<Vector<T, V>>(place.in[kGradOut] + byte_offset);
   if (NumInputs == 2 || params.inputs != GateUpLayout::kSeparate) {
     const auto both = load_alternating<T, V>(place.in[kGate] + 2 * byte_offset);
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_con
   }
 }
 
-// F64 has no plain kernels: its arithmetic costs what it costs.
+// F64 has no plain kernels: its arithmetic costs more than they would save.
 template <typename T, int V, bool IsAlternating>
 const void *find_swiglu_vector_kernel(SwigluVariant variant) {
   constexpr bool kPlain = sizeof(T) < sizeof(double);

@@ -7,21 +7,21 @@
 
 namespace rope {
 
-// Of formulas other than kOptions, which may have any.
+// The activation of a formula other than kOptions, which may have any.
 template <SwigluFormula kFormula>
 constexpr Activation kActivationOf = kFormula == SwigluFormula::kGegluErf    ? Activation::kGegluErf
                                      : kFormula == SwigluFormula::kGegluTanh ? Activation::kGegluTanh
                                      : kFormula == SwigluFormula::kReglu     ? Activation::kReglu
                                                                              : Activation::kSwiglu;
 
-// They bound, and so does a limit of the activation.
+// Whether a formula may have soft caps or a limit of the activation. Both bound the product.
 template <SwigluFormula kFormula>
 constexpr bool kMayHaveSoftcaps = kFormula == SwigluFormula::kSoftcaps || kFormula == SwigluFormula::kOptions;
 
 template <SwigluFormula kFormula>
 constexpr bool kMayHaveBiases = kFormula == SwigluFormula::kBiases || kFormula == SwigluFormula::kOptions;
 
-// What a vector's elements make of gate and up: registers.
+// The activated gates and the ups of a vector's elements, in registers.
 template <typename Real, int V>
 struct StagedVector {
   Activated<Real> activated[V];
@@ -38,7 +38,7 @@ __device__ __forceinline__ void weigh_vector(const FormWithOptions<Real> &form, 
   }
 }
 
-// gate * weight_of_erf(gate) for data of 16 bits, in fewer instructions. NaN stays NaN; of -infinity it is 0.
+// Returns gate * weight_of_erf(gate) for data of 16 bits, in fewer instructions. NaN stays NaN; -infinity gives 0.
 __device__ __forceinline__ float brief_gelu_of(float gate) {
   const float t = fminf(fabsf(gate), kLargestErfGate);
   // exp(-t^2 / 2) * 2^26, which is normal.
@@ -46,8 +46,8 @@ __device__ __forceinline__ float brief_gelu_of(float gate) {
   return fmaf(-t, e * scaled_erfc_value<true>(t, 0x1p-26f), at_least(gate, 0.0f));
 }
 
-// sigmoid(alpha * gate) * soft_cap(gate) for data of 16 bits, with one reciprocal for both. The reciprocal of a product
-// above 2^126 is taken as 0, which loses less than 2^-148 of the gate. NaN stays NaN.
+// Returns sigmoid(alpha * gate) * soft_cap(gate) for data of 16 bits, with one reciprocal for both. The reciprocal of a
+// product above 2^126 becomes 0, which loses less than 2^-148 of the gate. NaN stays NaN.
 __device__ __forceinline__ float brief_capped_silu_of(float gate, const FormWithOptions<float> &form) {
   const BriefSigmoid sigmoid(gate, kBriefFactor * form.alpha);
   const BriefSoftCap capped(gate, form.gate_softcap, form.inverse_of_gate_softcap);
@@ -55,8 +55,8 @@ __device__ __forceinline__ float brief_capped_silu_of(float gate, const FormWith
   return ((capped.dividend * reciprocal) * 0x1p-26f) * capped.bounded;
 }
 
-// What gates within their limit are activated to: data of 16 bits, forward, GeGLU by erf and SwiGLU with soft caps or a
-// limit of the activation.
+// Activates gates within their limit, forward, for data of 16 bits: GeGLU by erf, and SwiGLU with soft caps or a limit
+// of the activation. The result is the linear factor, with a weight of 1.
 template <SwigluFormula kFormula, int V>
 __device__ __forceinline__ void activate_briefly(const FormWithOptions<float> &form, const Slope<float> (&linear)[V],
                                                  Activated<float> (&activated)[V]) {
@@ -76,8 +76,8 @@ __device__ __forceinline__ void activate_briefly(const FormWithOptions<float> &f
   }
 }
 
-// The same of any data and formula, with slopes where they are asked for; linear becomes what goes into the product. A
-// kernel of all options gives each form the bits of the kernel that the form has to itself.
+// Activates gates within their limit, for any data and formula, with slopes if HasSlope. `linear` becomes the factor of
+// the product. A kernel of all options gives each form the bits of the form's own kernel.
 template <SwigluFormula kFormula, typename T, bool HasSlope, int V>
 __device__ __forceinline__ void activate_gates(const RealOf<T> (&gate)[V], const FormWithOptions<RealOf<T>> &form,
                                                Slope<RealOf<T>> (&linear)[V], Activated<RealOf<T>> (&activated)[V]) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void activate_gates(const RealOf<T> (&gate)[V], const
   for (int i = 0; i < V; ++i) activated[i] = activate<HasSlope>(gate[i], weight[i], linear[i], form);
 }
 
-// A form's options are asked for once for all elements.
+// Computes the activated gates and the ups of a vector. The form's options are tested once for all elements.
 template <SwigluFormula kFormula, typename T, bool HasSlope, int V>
 __device__ __forceinline__ StagedVector<RealOf<T>, V> activate_vector(const RealOf<T> (&gate)[V],
                                                                       const RealOf<T> (&up)[V],
@@ -161,7 +161,7 @@ __device__ __forceinline__ StagedVector<RealOf<T>, V> activate_vector(const Real
   return staged;
 }
 
-// The outputs of a vector; the last is out.
+// Computes the outputs of a vector; the last one is out.
 template <bool IsBounded, typename Real, int V, int NumInputs, int NumOutputs>
 __device__ __forceinline__ void finish_vector(const Real (&value)[NumInputs][V], const StagedVector<Real, V> &staged,
                                               const FormWithOptions<Real> &form, Real row_scale,
@@ -179,7 +179,8 @@ __device__ __forceinline__ void finish_vector(const Real (&value)[NumInputs][V],
   }
 }
 
-// As gated, of a form that moves_within_range, whose numbers are asked for once for all elements.
+// Computes out as `gated` does, for a form that moves_within_range. The form's numbers are tested once for all
+// elements.
 template <typename Real, int V>
 __device__ __forceinline__ void gate_within_range(const StagedVector<Real, V> &staged,
                                                   const FormWithOptions<Real> &form, Real (&result)[V]) {
@@ -198,7 +199,7 @@ __device__ __forceinline__ void gate_within_range(const StagedVector<Real, V> &s
   }
 }
 
-// Of a form that moves_within_range, without a row_scale.
+// Computes the outputs of a vector for a form that moves_within_range, without a row_scale.
 template <SwigluFormula kFormula, typename T, int V, int NumInputs, int NumOutputs>
 __device__ __forceinline__ void compute_within_range(const RealOf<T> (&value)[NumInputs][V],
                                                      const FormWithOptions<RealOf<T>> &form,
@@ -225,7 +226,7 @@ __device__ __forceinline__ void compute_with_options(const RealOf<T> (&value)[Nu
   }
 }
 
-// Of a kernel's params.
+// Returns the form of a kernel's params.
 template <typename Real, typename Params>
 __device__ __forceinline__ const FormWithOptions<Real> &options_of(const Params &params) {
   if constexpr (sizeof(Real) == sizeof(double)) {
@@ -235,7 +236,7 @@ __device__ __forceinline__ const FormWithOptions<Real> &options_of(const Params 
   }
 }
 
-// Loads V neighbouring elements, which have type T or are floats.
+// Loads V neighbouring elements, of type T or float.
 template <typename T, int V>
 __device__ __forceinline__ void load_bias_vector(const char *address, bool is_f32, RealOf<T> (&bias)[V]) {
   using Real = RealOf<T>;
@@ -261,7 +262,7 @@ __device__ __forceinline__ void add_bias_vector(const Real (&bias)[V], Real (&va
     sum[i] = values[i] + bias[i];
     largest = larger_magnitude(largest, sum[i]);
   }
-  // Asked once for all elements.
+  // Sums beyond the largest number are rare: one test for all elements, then add_bias bounds each.
   if (largest > kMaxFinite<Real>) {
 #pragma unroll
     for (int i = 0; i < V; ++i) sum[i] = add_bias(values[i], bias[i]);

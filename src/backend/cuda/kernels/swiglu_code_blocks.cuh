@@ -1,6 +1,6 @@
-// swiglu_code_blocks.cuh - the SwiGLU kernel of matrices of 16 bits whose outputs become codes by row, by column or both
+// swiglu_code_blocks.cuh - the SwiGLU kernel of matrices of 16 bits with outputs of codes by row, by column or both
 //
-//   warp     32 rows, and columns in vectors of 8; of threads, kColumnLanes are side by side and kRowLanes below each other:
+//   warp     32 rows, and columns in vectors of 8; kColumnLanes threads are side by side, kRowLanes below each other:
 //
 //            vector 0     vector 1     …   vector kColumnLanes-1
 //   row 0    lane 0       lane 1       …   lane kColumnLanes-1
@@ -8,12 +8,13 @@
 //   …
 //   row kRowLanes: lane 0 again, and so on for each kRowLanes rows
 //
-// By row, the groups of 32 channels have 4 neighbouring lanes, which find the largest magnitude by shuffles. By column, a
-// lane finds the largest magnitudes of its 8 columns in its rows. The lanes of a vector then halve their columns at each
-// exchange, so that each makes the scales of 8 / kRowLanes columns once; further shuffles give all lanes all factors.
+// By row, a group of 32 channels has 4 neighbouring lanes, which find its largest magnitude by shuffles. By column, a
+// lane finds the largest magnitudes of its 8 columns in its rows. The lanes of a vector then halve their columns at
+// each exchange, so that each makes the scales of 8 / kRowLanes columns once; further shuffles give all lanes all
+// factors.
 //
-// Moves each input once, a code for each element of each output, and a scale for each group. Backward has half as many
-// values of each output in a thread, so that the values of two outputs stay in registers.
+// Reads each input once, and writes a code for each element of each output and a scale for each group. In backward a
+// thread has half as many values of each output, so that the values of two outputs stay in registers.
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
@@ -30,11 +31,11 @@ template <bool IsBackward>
 struct BlockLanes {
   static constexpr uint32_t kColumnLanes = swiglu_block_columns(IsBackward) / 8;
   static constexpr uint32_t kRowLanes = 32 / kColumnLanes;
-  static constexpr uint32_t kRows = kSwigluBlockRows / kRowLanes;  // of a thread
-  static constexpr uint32_t kOwned = 8 / kRowLanes;                // columns whose scale it makes
+  static constexpr uint32_t kRows = kSwigluBlockRows / kRowLanes;  // rows of a thread
+  static constexpr uint32_t kOwned = 8 / kRowLanes;                // columns that a thread makes the scales of
 
   uint32_t row_lane, column_lane;
-  uint32_t group;   // of rows
+  uint32_t group;   // group of rows
   uint32_t row;     // the first of the thread's rows, which are kRowLanes apart
   uint32_t column;  // the first of the thread's columns
   bool is_inside;
@@ -75,7 +76,7 @@ __device__ __forceinline__ void store_block_codes(const SwigluCodeBlockOutput &t
   }
 }
 
-// A vector of a row, by the scale of its group. All lanes of the warp take part.
+// Writes the codes of a vector of a row, and the scale of its group. All lanes of the warp take part.
 __device__ __forceinline__ void write_by_row(const SwigluCodeBlockOutput &to, uint32_t row, uint32_t column,
                                              bool exists, const float (&value)[8]) {
   float factor = 1;
@@ -101,11 +102,12 @@ __device__ __forceinline__ void write_by_row(const SwigluCodeBlockOutput &to, ui
   store_block_codes(to, row, column, scaled);
 }
 
-// The scales of a thread's columns, from the largest magnitudes in its rows. All lanes of the warp take part.
+// Writes the scales of columns, from the largest magnitudes in each thread's rows, and returns the factors of the
+// thread's columns. All lanes of the warp take part.
 template <typename Lanes>
 __device__ __forceinline__ void scale_columns(const SwigluCodeBlockOutput &to, const Lanes &lanes,
                                               uint32_t (&magnitude)[8], float (&factor)[8]) {
-  // After each step a lane has half as many columns: the upper ones where its row lane has the step's bit.
+  // After each step a lane has half as many columns: the upper ones if its row lane has the step's bit.
 #pragma unroll
   for (uint32_t step = Lanes::kRowLanes / 2, held = 4; step > 0; step /= 2, held /= 2) {
     const bool has_upper = (lanes.row_lane & step) != 0;
@@ -134,7 +136,7 @@ __device__ __forceinline__ void scale_columns(const SwigluCodeBlockOutput &to, c
   }
 }
 
-// One output, whose values a thread has. All lanes of the warp take part.
+// Writes one output by row, by column or both, from the values of a thread. All lanes of the warp take part.
 template <typename Lanes>
 __device__ __forceinline__ void write_output(const SwigluCodeBlockParams &params, const SwigluCodeBlockOutput (&to)[2],
                                              const Lanes &lanes, const float (&value)[Lanes::kRows][8]) {

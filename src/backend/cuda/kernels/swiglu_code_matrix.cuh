@@ -3,16 +3,16 @@
 //   row of each matrix      0 … 7     8 … 15    …    … columns-1
 //   vector of the row         0         1       …    vectors_per_row - 1
 //
-// swiglu_code_matrix_kernel: without written scales a thread takes one vector of each matrix. With them it takes two; a
-// group of a scale has 2^lanes_log2 neighbouring lanes of a warp, which find its largest magnitude by shuffles:
+// swiglu_code_matrix_kernel: without written scales a thread has one vector of each matrix, with written scales two.
+// The group of a scale has 2^lanes_log2 neighbouring lanes of a warp, which find its largest magnitude by shuffles:
 //
 //   vector of the group     0   1   …   lanes-1   lanes   lanes+1   …   2*lanes-1
 //   lane                    0   1   …   lanes-1     0        1      …    lanes-1
 //
-// swiglu_code_row_kernel: a block takes a row, which has one scale, and each of its threads up to kVectorsOfCodeRow
-// vectors, blockDim.x apart.
+// swiglu_code_row_kernel: a block has a row with one scale, and each of its threads up to kVectorsOfCodeRow vectors,
+// blockDim.x apart.
 //
-// Both move, for every element, two elements in and one code out, and a scale for each group. Rows that do not exist are
+// Both read two elements for every code that they write, and write a scale for each group. Rows that do not exist are
 // neither read nor written.
 #pragma once
 
@@ -26,7 +26,7 @@
 
 namespace rope {
 
-// Where a row of gate, up and out begins, and whether it exists.
+// Finds where a row of gate, up and out begins, and whether it exists.
 struct CodeRow {
   uint32_t expert;
   uint32_t row;
@@ -60,7 +60,7 @@ struct CodeRow {
   }
 };
 
-// The values of a vector.
+// Computes the values of a vector.
 template <typename T, bool IsPlain>
 __device__ __forceinline__ void compute_values(const SwigluCodeMatrixParams &params, const Vector<T, 8> &gate,
                                                const Vector<T, 8> &up, float (&result)[8]) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ float larger_magnitude_of(float largest, const float 
   return largest;
 }
 
-// The codes of vector number `vector` of a row that begins at `row`.
+// Stores the codes of vector number `vector` of a row that begins at `row`.
 __device__ __forceinline__ void store_vector_of_codes(const SwigluCodes &codes, char *row, uint32_t vector,
                                                       float factor, const float (&value)[8]) {
   if (codes.dtype == ROPE_DTYPE_F8_E4M3) {
@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) largest = larger_magnitude_of(largest, value[i]);
     uint32_t magnitude = is_there ? bits_of(largest) : 0;
+    // Lanes of rows that do not exist take part in the shuffles, with 0.
     if (HasScales) magnitude = max_over_lanes(magnitude, params.lanes_log2);
     if (codes.amax != nullptr) {
       const uint32_t of_warp = max_over_lanes(magnitude, 5);

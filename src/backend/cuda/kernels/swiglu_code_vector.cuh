@@ -6,7 +6,7 @@
 
 namespace rope {
 
-// The codes of eight values, in order.
+// Stores the codes of eight values in order.
 template <typename Float8>
 __device__ __forceinline__ void store_codes(char *to, float factor, const float (&value)[8]) {
   Words<8> codes = {};
@@ -19,6 +19,7 @@ __device__ __forceinline__ void store_codes(char *to, float factor, const float 
   store_vector(to, codes);
 }
 
+// Stores eight codes of 4 bits in order; the first of a pair is the lower half of its byte.
 __device__ __forceinline__ void store_code_pairs(char *to, float factor, const float (&value)[8]) {
   Words<4> codes = {};
 #pragma unroll

@@ -1,14 +1,15 @@
-// swiglu_codes.cuh - the SwiGLU kernels, forward and backward, of every option, of an output of codes of 8 or 4 bits
+// swiglu_codes.cuh - the SwiGLU kernels, forward and backward, with every option, of an output of codes of 8 or 4 bits
 //
-//   block     unit blockIdx.y * gridDim.x + blockIdx.x: a group of elements that have one written scale or, without such
-//             scales, so many elements one after another
-//   thread    element threadIdx.x, threadIdx.x + blockDim.x, … of the unit; of codes of 4 bits pairs of elements
+//   block     unit blockIdx.y * gridDim.x + blockIdx.x: a group of elements with one written scale, or without such
+//             scales unit_elements consecutive elements
+//   thread    element threadIdx.x, threadIdx.x + blockDim.x, … of the unit; with codes of 4 bits pairs of elements
 //
-// With a written scale a unit's values are computed twice, once for the largest magnitude and once to become codes: the
-// second time what they are made of is in the caches.
+// With a written scale a unit's values are computed twice, once for the largest magnitude and once for the codes. The
+// second time the inputs are in the caches.
 //
-// Moves all inputs of an element and a code out; also what swiglu_options_kernel moves, and a scale for each group. With tiles
-// the block of the last group of a row, or of the last row, sets the padding beside it to zero.
+// Reads all inputs of an element and writes a code; also moves the further tensors of swiglu_options_kernel, and writes
+// a scale for each group. With tiles the block of the last group of a row, or of the last row, sets the padding beside
+// it to zero.
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
@@ -20,12 +21,13 @@
 
 namespace rope {
 
-// The rows of elements that a thread asks for one after the other; each is looked up once.
+// Looks up the rows of a thread's elements. Consecutive calls for elements of one row look it up once.
 class RowFinder {
  public:
   __device__ __forceinline__ explicit RowFinder(const SwigluCodesParams &params) : params_(params) {}
 
-  // Whether it is there by all that says so.
+  // Returns the row of an element. is_there is false if any of num_rows, expert_rows, expert_offsets and row_index
+  // excludes it.
   __device__ __forceinline__ const SwigluRow &row_of(const ElementIndex &index) {
     if (!params_.lookup.rows.is_present()) {
       row_.is_there = is_row_there(params_, index);
@@ -45,7 +47,7 @@ class RowFinder {
   SwigluRow row_ = {true, 0, 0};
 };
 
-// The value of an element whose row is there.
+// Computes the value of an element. Its row exists.
 template <typename T, bool IsBackward>
 __device__ __forceinline__ float code_value(const SwigluCodesParams &params, const ElementIndex &index,
                                             const SwigluRow &row) {
@@ -70,7 +72,7 @@ __device__ __forceinline__ float code_value(const SwigluCodesParams &params, con
   return params.codes.rounds_first ? to_float(round_to<T>(number)) : number;
 }
 
-// The scale that is given to a row; 1 where there is none.
+// Returns the static or global scale of a row; 1 if there is none.
 __device__ __forceinline__ float given_scale(const SwigluCodesParams &params, const ElementIndex &index,
                                              const SwigluRow &row) {
   const SwigluCodes &codes = params.codes;
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(kSwigluThreads)
   const int64_t scale_offset = first.offset(params.scales_stride);
   const int64_t scale_row = codes.has_tiles ? first.offset(params.scale_row_stride) : 0;
   if (codes.has_padding()) codes.clear_padding(scale_offset, scale_row, group, 1 + threadIdx.x, kSwigluThreads);
-  // A group of channels has one row.
+  // A group of channels lies within one row, so the whole block returns together.
   if (has_scales && !codes.has_row_groups && !rows.row_of(first).is_there) return;
   float factor = 1;
   if (has_scales || codes.amax != nullptr) {

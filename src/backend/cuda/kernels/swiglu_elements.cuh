@@ -1,4 +1,4 @@
-// swiglu_elements.cuh - what the kernels of single elements share: where an element lies, and whether its row exists
+// swiglu_elements.cuh - for the kernels of single elements: finds where an element lies, and whether its row exists
 #pragma once
 
 #include "backend/cuda/kernels/swiglu_params.hpp"
@@ -42,13 +42,13 @@ __device__ __forceinline__ ElementIndex split_element(const SwigluOptionsParams 
   return index;
 }
 
-// What expert_offsets and row_index say of an element's row.
+// Looks up an element's row in expert_offsets and row_index.
 __device__ __forceinline__ SwigluRow find_row(const SwigluOptionsParams &params, const ElementIndex &index) {
   if (!params.lookup.rows.is_present()) return {true, 0, 0};
   return find_swiglu_row(params.lookup.rows, index.offset(params.row_index_stride));
 }
 
-// False: num_rows or expert_rows says that there is no such row.
+// Returns whether num_rows or expert_rows includes an element's row.
 __device__ __forceinline__ bool is_row_there(const SwigluOptionsParams &params, const ElementIndex &index) {
   if (params.num_rows != nullptr) {
     return index.offset(params.row_index_stride) < read_integer(params.num_rows, params.is_num_rows_64_bit, 0);

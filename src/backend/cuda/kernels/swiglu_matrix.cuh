@@ -1,18 +1,18 @@
-// swiglu_matrix.cuh - the SwiGLU kernels of what servers ask for: matrices whose rows have whole vectors
+// swiglu_matrix.cuh - the SwiGLU kernels for the calls of servers: matrices with whole vectors in each row
 //
 //   row of each matrix      0 … V-1     V … 2V-1    …    … columns-1
 //   vector of the row          0            1       …    vectors_per_row - 1
 //
 //   vector of all rows      blockIdx.x * blockDim.x + threadIdx.x
 //
-// A thread takes one vector of each matrix, of 4 to 16 bytes, or those of a few rows below each other. Below 45 MB what
-// a thread does before its loads bounds a launch, so all is 32 bits but the addresses, params are few, and launches that
-// are not programmatic have kernels of their own, which wait for nothing. Programmatic ones let the next launch begin at
-// once where they are small, else behind their loads or at their end: its blocks would take the place of blocks of this
-// launch that have not begun.
+// A thread processes one vector of each matrix, of 4 to 16 bytes, or the vectors of a few rows below each other. Below
+// 45 MB the instructions before a thread's loads limit the speed of a launch. So all numbers but the addresses have 32
+// bits, params are few, and launches that are not programmatic have their own kernels, which do not wait. Small
+// programmatic launches let the next launch begin at once, others behind their loads or at their end: blocks of the
+// next launch would occupy multiprocessors that blocks of this one still need.
 //
-// Moves, for every element, two elements in and one out; backward, plain ones of 16 bits and those with options, three in
-// and two, with options perhaps three.
+// For every element, forward reads two elements and writes one. Backward, of plain matrices of 16 bits and of matrices
+// with options, reads three and writes two, with options perhaps three.
 #pragma once
 
 #include <type_traits>
@@ -33,7 +33,7 @@ constexpr size_t kMaxSwigluVectorBytes = 16;
 template <SwigluFormula kFormula>
 constexpr bool kHasOptions = kFormula != SwigluFormula::kPlain &&kFormula != SwigluFormula::kForm;
 
-// Blocks that registers must suffice for on a multiprocessor; 0: any number.
+// The number of blocks on a multiprocessor that the compiler leaves registers for; 0: any number.
 template <SwigluFormula kFormula>
 constexpr int kResidentMatrixBlocks = kFormula == SwigluFormula::kGegluErf
                                           ? min_blocks_per_multiprocessor(2048, kMaxSwigluMatrixThreads)
@@ -41,7 +41,7 @@ constexpr int kResidentMatrixBlocks = kFormula == SwigluFormula::kGegluErf
                                           ? min_blocks_per_multiprocessor(1536, kMaxSwigluMatrixThreads)
                                           : 0;
 
-// The same of kernels whose threads take several rows.
+// This number of blocks for kernels with several rows in each thread.
 template <SwigluFormula kFormula>
 constexpr int kResidentRowsBlocks = min_blocks_per_multiprocessor(kFormula == SwigluFormula::kBiases ? 1024 : 1280,
                                                                   kMaxSwigluMatrixThreads);
@@ -59,7 +59,7 @@ __device__ __forceinline__ void add_matrix_biases(const Params &params, uint32_t
   }
 }
 
-// out, of the vector from `column` on. What a form has is asked for once for all elements.
+// Computes out for the vector from `column` on. The form is tested once for all elements.
 template <SwigluFormula kFormula, typename T, int V>
 __device__ __forceinline__ void gate_vector(const SwigluMatrixParamsOf<kFormula> &params, uint32_t column,
                                             float (&value)[2][V], float (&out)[1][V]) {
@@ -99,8 +99,8 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentMatrixBlocks
   if (!kBeginsAtOnce && params.begins_last) begin_dependent_launch();
 }
 
-// One column of several rows: biases are read once then, and soft caps take fewer instructions, which bound them. The
-// next row is asked for before one is computed.
+// Each thread processes one column of vectors in several rows. It reads biases once; with soft caps, which instructions
+// limit, it executes fewer. It loads the next row before it computes the present one.
 template <typename T, SwigluFormula kFormula>
 __global__ void __launch_bounds__(kMaxSwigluMatrixThreads, kResidentRowsBlocks<kFormula>)
     swiglu_matrix_rows_kernel(const __grid_constant__ SwigluOptionsMatrixParams params) {
@@ -161,8 +161,8 @@ __device__ __forceinline__ void compute_plain_gradients(const Vector<T, V> (&in)
   }
 }
 
-// Plain SwiGLU backward, without the recomputed output, which costs small launches 0.05 us. The next launch begins at
-// once, or behind the loads.
+// Plain SwiGLU backward without the recomputed output, which would cost small launches 0.05 us. The next launch begins
+// at once, or behind the loads.
 template <typename T, int V, bool IsProgrammatic, bool BeginsLate>
 __global__ void __launch_bounds__(kMaxSwigluMatrixThreads)
     swiglu_plain_gradient_kernel(const __grid_constant__ SwigluMatrixGradientParams params) {
@@ -197,8 +197,8 @@ __global__ void __launch_bounds__(kMaxSwigluMatrixThreads)
   }
 }
 
-// The same of tensors that are one row each, small enough for a launch to be bound by what a thread does before its
-// loads.
+// Plain SwiGLU backward for tensors of one row. They are so small that the instructions before a thread's loads limit
+// the speed of a launch, so there is no division into rows and columns.
 template <typename T, int V>
 __global__ void __launch_bounds__(kMaxSwigluMatrixThreads)
     swiglu_flat_gradient_kernel(const __grid_constant__ SwigluFlatGradientParams params) {
@@ -242,8 +242,8 @@ __global__ void __launch_bounds__(kSwigluThreads)
   }
 }
 
-// Of formulas after kForm; NULL where there is none. Launches that are not programmatic may have the kernel of those
-// that are: it waits for nothing then.
+// Returns the kernel of a formula after kForm; NULL if there is none. Launches that are not programmatic may use the
+// kernel of those that are: its wait then returns at once.
 template <typename T, SwigluFormula kFormula>
 const void *find_swiglu_options_matrix_kernel(int vector_elements, SwigluWork work) {
   constexpr int kWide = static_cast<int>(kMaxSwigluVectorBytes / sizeof(T));
@@ -306,7 +306,7 @@ const void *find_swiglu_matrix_kernel(SwigluVariant variant) {
              : pick(swiglu_matrix_kernel<T, V, kPlain, true>, swiglu_matrix_kernel<T, V, kForm, true>);
 }
 
-// For types of 16 bits.
+// Returns the kernel of plain SwiGLU backward, for types of 16 bits; NULL if there is none.
 template <typename T>
 const void *find_swiglu_plain_gradient_kernel(int vector_elements, SwigluVariant variant) {
   if constexpr (sizeof(T) == 2) {
@@ -328,7 +328,7 @@ const void *find_swiglu_plain_gradient_kernel(int vector_elements, SwigluVariant
   return nullptr;
 }
 
-// NULL for a width that T has none of.
+// Returns the kernel of matrices for a vector width; NULL if T has none of this width.
 template <typename T>
 const void *find_swiglu_matrix_kernel(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));

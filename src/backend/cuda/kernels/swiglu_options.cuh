@@ -1,18 +1,19 @@
-// swiglu_options.cuh - the SwiGLU kernels, forward and backward, of all that gating_options.hpp has, and of experts
+// swiglu_options.cuh - the SwiGLU kernels, forward and backward, with every option of gating_options.hpp or experts
 //
-//   swiglu_options_kernel   element of all, the last axis fastest; those of rows that do not exist end at once
+//   swiglu_options_kernel   thread               one element, numbered with the last axis fastest
 //
 //   swiglu_expert_kernel    rows that exist      expert 0: 0 … R0-1 │ expert 1: R0 … R0+R1-1 │ …
 //                           part of a row        kSwigluPartVectors vectors of 16 bytes
-//                           warp                 part w, w + warps, w + 2 * warps, … of the parts of all rows that exist
+//                           warp                 part w, w + warps, w + 2 * warps, … of the parts of rows that exist
 //
-// The first takes one element at a time and has every option. The second, of tensors of the axes experts, rows and
-// columns, takes vectors; a warp finds the expert of its part by a sum over 256 experts at a time, so its work is in
-// proportion to the rows that exist and to the number of experts. Where rows are looked up, tensors have the axes rows
-// and columns: the parts are those of the rows from the first of expert_offsets to the last one. A block copies the
-// offsets to shared memory, where a warp finds its row's expert by bisection.
+// The first kernel has every option; threads of rows that do not exist return at once. The second kernel is for tensors
+// of the axes experts, rows and columns and processes vectors. A warp finds the expert of its part by a sum over 256
+// experts at a time, so its work is in proportion to the rows that exist and to the number of experts. If rows are
+// looked up, tensors have the axes rows and columns, and the parts are those of the rows from the first of
+// expert_offsets to the last one. A block copies the offsets to shared memory, where a warp finds its row's expert by
+// bisection.
 //
-// They move what swiglu.cuh moves, besides the biases; with experts only of rows that exist.
+// They move the tensors that swiglu.cuh moves, and read the biases; with experts only those of rows that exist.
 #pragma once
 
 #include "backend/cuda/kernels/occupancy.cuh"
@@ -61,12 +62,12 @@ __global__ void __launch_bounds__(kSwigluThreads)
   }
 }
 
-// Part of the row of an expert.
+// A part of a row of an expert.
 struct ExpertPart {
   uint32_t expert;
   uint32_t row;
-  uint32_t first;  // vector, and the one behind the last
-  uint32_t end;
+  uint32_t first;      // first vector
+  uint32_t end;        // the vector behind the last one
   int64_t factor = 0;  // with row_index
 };
 
@@ -76,7 +77,7 @@ __device__ __forceinline__ void set_vectors(const SwigluExpertParams &params, ui
   part->end = part->first + (left < kSwigluPartVectors ? left : kSwigluPartVectors);
 }
 
-// The parts of rows that a warp takes, one after the other. All lanes ask together.
+// Enumerates the parts of rows of a warp by expert_rows. All lanes call its functions together.
 class ExpertWalk {
  public:
   static constexpr bool kLooksUpRows = false;
@@ -86,7 +87,7 @@ class ExpertWalk {
     look_at_experts();
   }
 
-  // False: no part is left.
+  // Returns false if no part is left.
   __device__ __forceinline__ bool next(ExpertPart *part) {
     while (part_ >= total_) {
       first_expert_ += kLanes * kExpertsOfLane;
@@ -101,6 +102,7 @@ class ExpertWalk {
       in_expert -= parts_[i];
       ++expert;
     }
+    // in_front_ rises with the lanes, so the last lane with in_front_ <= part_ has the part's expert.
     const int owner = 31 - __clz(static_cast<int>(__ballot_sync(kAll, in_front_ <= part_)));
     const DivmodResult at = params_.parts_per_row.divmod(__shfl_sync(kAll, in_expert, owner));
     part->expert = __shfl_sync(kAll, expert, owner);
@@ -144,21 +146,22 @@ class ExpertWalk {
 
   const SwigluExpertParams &params_;
   uint32_t lane_;
-  uint32_t part_;              // the warp's next, counted from the first expert that it looks at
-  uint32_t first_expert_ = 0;  // of kLanes * kExpertsOfLane that the warp looks at
+  uint32_t part_;              // the warp's next part, counted from first_expert_
+  uint32_t first_expert_ = 0;  // the first of the kLanes * kExpertsOfLane experts that the warp looks at
   uint32_t parts_[kExpertsOfLane];
-  uint32_t in_front_;  // parts of the experts before the lane's
-  uint32_t total_;     // parts of all that it looks at
+  uint32_t in_front_;  // parts of the experts between first_expert_ and the lane's first one
+  uint32_t total_;     // parts of all experts that the warp looks at
 };
 
-// Held within -1 and the number of rows and 1 more, which changes no row's expert.
+// expert_offsets in shared memory, as numbers of 32 bits: clamped to the range from -1 to the number of rows plus 1,
+// which changes no row's expert.
 struct SharedOffsets {
   const int32_t *offsets;
 
   ROPE_HOST_DEVICE int32_t operator[](int32_t number) const { return offsets[number]; }
 };
 
-// The same of rows that are looked up. All threads of a block begin together.
+// Enumerates the parts of rows of a warp if rows are looked up. All threads of a block construct it together.
 class RowWalk {
  public:
   static constexpr bool kLooksUpRows = true;
@@ -184,7 +187,7 @@ class RowWalk {
     total_ = end > first_row_ ? (end - first_row_) * params_.parts_per_row.divisor : 0;
   }
 
-  // Parts of rows without an expert or a factor are passed over.
+  // Returns false if no part is left. Skips rows without an expert or a factor.
   __device__ __forceinline__ bool next(ExpertPart *part) {
     while (part_ < total_) {
       const DivmodResult at = params_.parts_per_row.divmod(part_);
@@ -215,12 +218,12 @@ class RowWalk {
 
   const SwigluExpertParams &params_;
   const int32_t *offsets_;
-  uint32_t part_;  // the warp's next
+  uint32_t part_;  // the warp's next part
   uint32_t total_;
   uint32_t first_row_ = 0;
 };
 
-// Blocks that registers must suffice for on a multiprocessor; 0: any number.
+// The number of blocks on a multiprocessor that the compiler leaves registers for; 0: any number.
 constexpr int min_part_blocks(bool looks_up_rows, bool is_backward) {
   constexpr int kThreads = kSwigluThreads;
   const int blocks = is_backward ? 7 : kSwigluExpertBlocks;
@@ -277,7 +280,7 @@ __global__ void __launch_bounds__(kSwigluThreads, min_part_blocks(Walk::kLooksUp
   }
 }
 
-// NULL where there is none.
+// Returns the kernel of a variant with options or experts; NULL if there is none.
 template <typename T>
 const void *find_swiglu_options_kernel(int vector_elements, SwigluVariant variant) {
   if (is_of_parts(variant.work)) {

@@ -7,11 +7,11 @@
 //   sum   of a thread, group by group → of a warp, by shuffles over 16, 8, 4, 2 and 1 lanes → of the block, by thread
 //         0, warp by warp
 //
-// Moves, for every element, gate, up and grad_out in and those of grad_gate, grad_up and out that are wanted out; for
-// every row, row_scale in and its gradient out; and num_rows, where there is one.
+// Reads gate, up and grad_out and writes grad_gate, grad_up and out, unless absent, for every element; reads row_scale
+// and writes its gradient for every row; reads num_rows, if present.
 //
-// Each thread adds up its own terms with what the additions round away, and the order of the sum never changes. A
-// thread without a group adds 0, so that the number of threads changes no bit either.
+// Each thread adds up its own terms and the rounding errors of these additions. The order of the sum never changes, and
+// a thread without a group adds 0, so that the number of threads changes no bit either.
 #pragma once
 
 #include "backend/cuda/kernels/programmatic_launch.cuh"
@@ -70,12 +70,12 @@ __device__ __forceinline__ int64_t offset_at(const RowAxesIndex &index, const in
   return offset;
 }
 
-// For the seldom case: one copy of the code.
+// split_column as a function call, for the rare case of single elements: it keeps the code in one copy.
 inline __device__ __noinline__ RowAxesIndex split_single_column(const SwigluRowKernelParams &params, int64_t column) {
   return split_column(params, column);
 }
 
-// The sum over the block, in thread 0.
+// Returns in thread 0 the sum over the block.
 template <typename Real>
 __device__ __forceinline__ Real sum_over_block(RowSum<Real> sum) {
   constexpr unsigned kWarp = 32;
@@ -105,7 +105,7 @@ __device__ __forceinline__ void store_row_gradient(const SwigluRowKernelParams &
   }
 }
 
-// One element of a vector, where `at` is known to the compiler.
+// Sets one element of a vector. `at` is a constant for the compiler, so that the vector stays in registers.
 template <typename T, int N>
 __device__ __forceinline__ void set_element(Vector<T, N> *vector, int at, const Vector<T, 1> &element) {
   if constexpr (sizeof(T) == 2) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ Vector<T, 1> element_of(const Vector<T, N> &vector, i
   return element;
 }
 
-// Where there are vectors a whole group is one memory access, otherwise its elements are taken one by one.
+// A whole group is one memory access if there are vectors; otherwise its elements are loaded and stored one by one.
 template <typename T>
 __global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThreads / kMaxSwigluRowThreads)
     swiglu_row_kernel(const __grid_constant__ SwigluRowKernelParams params) {
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads, kSwigluRowResidentThread
   if (threadIdx.x == 0) store_row_gradient<T>(params, row_at, total);
 }
 
-// ---- Of all that gating_options.hpp has, one element at a time ----
+// ---- All options of gating_options.hpp, one element at a time ----
 
 __device__ __forceinline__ bool is_row_there(const SwigluOptionsRowParams &params, const RowAxesIndex &row_at) {
   if (params.num_rows != nullptr &&

@@ -11,7 +11,7 @@
 
 namespace rope {
 
-// The kernel for a vector width, or NULL for a width that T has none of.
+// Returns the kernel of a variant for a vector width; NULL if T has none of this width.
 template <typename T>
 const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
