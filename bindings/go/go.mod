@@ -1,3 +1,3 @@
-module librope
+module github.com/librope/librope/bindings/go
 
 go 1.19

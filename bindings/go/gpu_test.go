@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"librope/internal/driver"
+	"github.com/librope/librope/bindings/go/internal/driver"
 )
 
 // These tests show that device memory and streams arrive in the same fields as slices. Without a GPU they are skipped,

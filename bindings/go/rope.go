@@ -7,13 +7,14 @@
 //
 // examples/decode_step is a complete program.
 //
-// A module of your own names the package in its go.mod by the path of a checkout,
+// A module of your own gets the package by go get github.com/librope/librope/bindings/go, or names it in its go.mod by
+// the path of a checkout,
 //
-//	require librope v0.0.0
-//	replace librope => ./librope/bindings/go
+//	require github.com/librope/librope/bindings/go v0.0.0
+//	replace github.com/librope/librope/bindings/go => ./librope/bindings/go
 //
-// and imports it as rope "librope". cgo gets the library's place from pkg-config. For a library outside the system's
-// folders set PKG_CONFIG_PATH to build, and LD_LIBRARY_PATH, or an rpath in CGO_LDFLAGS, to run.
+// and imports it as rope. cgo gets the library's place from pkg-config. For a library outside the system's folders set
+// PKG_CONFIG_PATH to build, and LD_LIBRARY_PATH, or an rpath in CGO_LDFLAGS, to run.
 package rope
 
 /*

@@ -37,7 +37,7 @@ endif()
 
 # A module outside this one; `librope` is the checkout.
 file(READ "${SOURCE}/bindings/go/README.md" readme)
-string(REGEX MATCH "require librope [^\n]*\nreplace librope => [^\n]*\n" requirement "${readme}")
+string(REGEX MATCH "require [^\n]*/bindings/go [^\n]*\nreplace [^\n]* => [^\n]*\n" requirement "${readme}")
 string(REGEX MATCH "CGO_LDFLAGS=[^`]*go build" command "${readme}")
 file(REMOVE_RECURSE "${WORK}/program")
 file(WRITE "${WORK}/program/go.mod" "module example.com/program\n\ngo 1.19\n\n${requirement}")

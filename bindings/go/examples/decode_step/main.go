@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"log"
 
-	rope "librope"
+	rope "github.com/librope/librope/bindings/go"
 )
 
 const (
