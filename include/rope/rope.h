@@ -39,9 +39,10 @@
  *       config = ROPE_CONFIG_INIT;                      an assignment, in C++
  *
  * The contract of rope_forward, rope_backward, swiglu_forward and swiglu_backward
- *   - A CUDA descriptor enqueues one kernel on `stream` and returns. The call does not synchronise, does not allocate
- *     device memory and queries no attribute, so a CUDA graph may capture it, the first call included. The caller's
- *     current device stays the same.
+ *   - A CUDA descriptor enqueues one kernel on `stream` and returns. (A call of SwiGLU with codes by column, or with
+ *     gradients of 8 bits, may enqueue one for each output.) The call does not synchronise, does not allocate device
+ *     memory and queries no attribute, so a CUDA graph may capture it, the first call included. The caller's current
+ *     device stays the same.
  *   - A CPU descriptor takes a NULL stream and has finished when the call returns.
  *   - Any failure other than ROPE_STATUS_CUDA_ERROR means that nothing was enqueued and nothing was written.
  *   - An output is absent (in place), exactly its input, or shares no element with any other tensor of the call, and
