@@ -236,8 +236,9 @@ Case case_of(const std::string &pattern, const Words &words, bool is_tiny) {
   if (is_tiny) {
     item.tokens = std::min<int64_t>(item.tokens, item.num_sequences > 0 ? 61 : 19);
     item.batches = std::min<int64_t>(item.batches, 3);
-    item.rows = std::min<int64_t>(item.rows, 5);
-    item.columns = std::min<int64_t>(item.columns, 264);
+    // With codes there are whole groups.
+    item.rows = std::min<int64_t>(item.rows, value_of(words, "ways").empty() ? 5 : 32);
+    item.columns = std::min<int64_t>(item.columns, value_of(words, "codes").empty() ? 264 : 256);
   }
   read_step(words, is_tiny, &item);
   return item;
