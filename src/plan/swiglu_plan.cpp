@@ -289,13 +289,18 @@ bool has_matrix_tiles(const SwigluProblem &problem) {
   return problem.ndim == 2 ? stride[0] == 1 : stride[0] == 0 && stride[1] == 1;
 }
 
+// Whether the data have 16 bits and come with nothing that the kernels of matrices to codes lack.
+bool is_bare(const SwigluProblem &problem) {
+  return dtype_size(problem.dtype) == 2 && !problem.has_options() && problem.row_scale == nullptr &&
+         !problem.rows.is_present();
+}
+
 // Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes. Returns whether
 // the problem is one.
 bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
   constexpr int64_t kElements = kMaxVectorBytes / 2;
-  if (dtype_size(problem.dtype) != 2 || problem.form.has_options || problem.row_scale != nullptr) return false;
-  if (problem.bias[kGate] != nullptr || problem.bias[kUp] != nullptr || problem.rows.is_present()) return false;
+  if (!is_bare(problem)) return false;
   if (problem.ndim > 3 || !has_matrix_rows(problem) || !has_matrix_tiles(problem)) return false;
   const int last = problem.ndim - 1;
   const int64_t columns = problem.shape[last];
@@ -346,8 +351,7 @@ bool has_row_vectors(const char *data, const int64_t *stride, int64_t bytes) {
 // groups of 32 rows.
 bool has_code_blocks(const SwigluProblem &problem) {
   const SwigluCodes &codes = problem.codes;
-  if (dtype_size(problem.dtype) != 2 || problem.form.has_options || problem.row_scale != nullptr) return false;
-  if (problem.bias[kGate] != nullptr || problem.bias[kUp] != nullptr || problem.rows.is_present()) return false;
+  if (!is_bare(problem)) return false;
   if (problem.num_rows != nullptr || problem.expert_rows != nullptr || codes.has_pairs() || problem.ndim != 2) {
     return false;
   }

@@ -244,15 +244,9 @@ void ColumnCase::check() const {
     scene.num_rows = workspace.tensor(ROPE_DTYPE_I64, {1});
     workspace.fill_integers(scene.num_rows, [&](const Index &) { return num_rows; });
   }
-  const auto make_list = [&](const std::vector<int64_t> &list) {
-    if (list.empty()) return rope_tensor_t{};
-    const rope_tensor_t tensor = workspace.tensor(ROPE_DTYPE_I32, {static_cast<int64_t>(list.size())});
-    workspace.fill_integers(tensor, [&](const Index &at) { return list[static_cast<size_t>(at[0])]; });
-    return tensor;
-  };
-  scene.expert_rows = make_list(expert_rows);
-  scene.expert_offsets = make_list(expert_offsets);
-  scene.row_index = make_list(row_index);
+  if (!expert_rows.empty()) scene.expert_rows = workspace.list(ROPE_DTYPE_I32, expert_rows);
+  if (!expert_offsets.empty()) scene.expert_offsets = workspace.list(ROPE_DTYPE_I32, expert_offsets);
+  if (!row_index.empty()) scene.row_index = workspace.list(ROPE_DTYPE_I32, row_index);
   if (!row_index.empty()) {
     scene.row_scale = workspace.tensor(ROPE_DTYPE_F32, {shape[0]});
     workspace.fill_normal(scene.row_scale);

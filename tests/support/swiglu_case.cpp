@@ -297,19 +297,10 @@ void SwigluCase::build(Scene *scene) const {
     workspace.fill_integers(scene->num_rows, [&](const Index &) { return num_rows_; });
   }
   if (expert_rows_dtype_) {
-    scene->expert_rows =
-        workspace.tensor(expert_rows_dtype_, {static_cast<int64_t>(expert_rows_.size())}, expert_rows_placement_);
-    workspace.fill_integers(scene->expert_rows,
-                            [&](const Index &at) { return expert_rows_[static_cast<size_t>(at[0])]; });
+    scene->expert_rows = workspace.list(expert_rows_dtype_, expert_rows_, expert_rows_placement_);
   }
-  const auto make_list = [&](const std::vector<int64_t> &list, rope_dtype_t dtype, const Placement &placement) {
-    if (!dtype) return rope_tensor_t{};
-    const rope_tensor_t tensor = workspace.tensor(dtype, {static_cast<int64_t>(list.size())}, placement);
-    workspace.fill_integers(tensor, [&](const Index &at) { return list[static_cast<size_t>(at[0])]; });
-    return tensor;
-  };
-  scene->expert_offsets = make_list(offsets_, offsets_dtype_, offsets_placement_);
-  scene->row_index = make_list(index_, index_dtype_, index_placement_);
+  if (offsets_dtype_) scene->expert_offsets = workspace.list(offsets_dtype_, offsets_, offsets_placement_);
+  if (index_dtype_) scene->row_index = workspace.list(index_dtype_, index_, index_placement_);
   for (int i = 0; i < tensor_count; ++i) {
     if (over_[i] >= 0) scene->tensors[i] = scene->tensors[over_[i]];
   }

@@ -215,6 +215,12 @@ void Workspace::fill_integers(const rope_tensor_t &tensor, const std::function<i
   });
 }
 
+rope_tensor_t Workspace::list(rope_dtype_t dtype, const std::vector<int64_t> &integers, const Placement &placement) {
+  const rope_tensor_t view = tensor(dtype, {static_cast<int64_t>(integers.size())}, placement);
+  fill_integers(view, [&](const Index &at) { return integers[static_cast<size_t>(at[0])]; });
+  return view;
+}
+
 void Workspace::freeze() {
   for (auto &block : blocks_) block->keep_as_before();
 }

@@ -90,6 +90,9 @@ class Workspace {
   // Allocates a tensor in its own block.
   rope_tensor_t tensor(rope_dtype_t dtype, const Shape &shape, const Placement &placement = {});
 
+  // Allocates a tensor of these integers, with one axis.
+  rope_tensor_t list(rope_dtype_t dtype, const std::vector<int64_t> &integers, const Placement &placement = {});
+
   void fill_mixed(const rope_tensor_t &tensor);
   void fill_normal(const rope_tensor_t &tensor);
   void fill_bits(const rope_tensor_t &tensor);

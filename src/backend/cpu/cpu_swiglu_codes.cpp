@@ -37,9 +37,10 @@ struct BlockGrid {
     int64_t group;
     int64_t column;  // the first one
     int count;
+    int64_t rows_there;  // of the expert
   };
 
-  explicit BlockGrid(const SwigluProblem &problem) : groups(problem.codes.scales.groups) {
+  explicit BlockGrid(const SwigluProblem &of) : problem(of), groups(of.codes.scales.groups) {
     const int row_axis = problem.row_axis();
     rows = row_axis < 0 ? 1 : problem.shape[row_axis];
     experts = problem.expert_rows != nullptr ? problem.experts : 1;
@@ -57,15 +58,17 @@ struct BlockGrid {
   Block block(int64_t number) const {
     const int64_t part = number % blocks_of_run, rest = number / blocks_of_run, runs = columns / run;
     const int64_t begin = part * width, end = begin + width < run ? begin + width : run;
-    return {rest / runs / groups, rest / runs % groups, rest % runs * run + begin, static_cast<int>(end - begin)};
+    const int64_t expert = rest / runs / groups;
+    return {expert, rest / runs % groups, rest % runs * run + begin, static_cast<int>(end - begin), rows_there(expert)};
   }
 
-  int64_t rows_there(const SwigluProblem &problem, int64_t expert) const {
+  int64_t rows_there(int64_t expert) const {
     if (problem.num_rows != nullptr) return read_integer(problem.num_rows, problem.num_rows_dtype == ROPE_DTYPE_I64, 0);
     if (problem.expert_rows == nullptr) return rows;
     return elements_of_expert(problem, expert) / problem.num_expert_row_elements();
   }
 
+  const SwigluProblem &problem;
   int64_t groups, experts, rows, columns;
   int64_t run;  // columns that follow each other in memory at one step
   int64_t width, blocks_of_run;
@@ -221,18 +224,14 @@ class CodesWalk {
 
   GroupScale write_scale(const Piece &first, uint32_t magnitude) const {
     const GroupScale scale = codes_.scale_of(magnitude, given_scale(first));
-    store_scale(first, group_of(first), scale);
+    codes_.store_scale(offset_of(codes_.scales_stride, first), offset_of(codes_.scale_row_stride, first),
+                       group_of(first), scale.bits);
     return scale;
   }
 
   // Returns the number of an element's group among those of its row.
   int64_t group_of(const Piece &piece) const {
     return piece.place % (codes_.scales.groups * codes_.group_elements) / codes_.group_elements;
-  }
-
-  void store_scale(const Piece &first, int64_t group, const GroupScale &scale) const {
-    codes_.store_scale(offset_of(codes_.scales_stride, first), offset_of(codes_.scale_row_stride, first), group,
-                       scale.bits);
   }
 
   // Returns the part of one of gate's rows that is in a block. Its place counts the rows of all experts.
@@ -243,7 +242,7 @@ class CodesWalk {
     piece.column = piece.place % columns_;
     piece.count = block.count;
     piece.gate_row = rows_.row_of(piece.place);
-    piece.gate_row.is_there = piece.gate_row.is_there && row < grid.rows_there(problem_, block.expert);
+    piece.gate_row.is_there = piece.gate_row.is_there && row < block.rows_there;
     return piece;
   }
 
@@ -268,15 +267,19 @@ class CodesWalk {
       }
     }
     if (!has_rows) return;
+    const Piece first = piece_of(grid, block, begin);
+    const int last = problem_.ndim - 1;
+    int64_t scale_offset = offset_of(codes_.scales_stride, first);
+    int64_t scale_row = offset_of(codes_.scale_row_stride, first);
     float factor[kMaxBlockColumns];
     for (int i = 0; i < block.count; ++i) {
       const auto of_column = static_cast<uint32_t>(magnitude[i]);
       if (of_column > amax_) amax_ = of_column;
-      Piece first = piece_of(grid, block, begin);
-      first.column += i;
       const GroupScale scale = codes_.scale_of(of_column, 1);
-      store_scale(first, block.group, scale);
+      codes_.store_scale(scale_offset, scale_row, block.group, scale.bits);
       factor[i] = scale.factor;
+      scale_offset += codes_.scales_stride[last];
+      scale_row += codes_.scale_row_stride[last];
     }
     for (int64_t row = 0; row < codes_.group_elements; ++row) {
       const Piece piece = piece_of(grid, block, begin + row);

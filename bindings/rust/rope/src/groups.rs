@@ -195,6 +195,39 @@ macro_rules! groups_of_scales {
 
 groups_of_scales!(Quant SwigluQuant SwigluColumn);
 
+/// The common part of the groups of SwiGLU's scales.
+macro_rules! groups_of_swiglu_scales {
+    ($($group:ident)*) => {$(
+        impl<'a> $group<'a> {
+            /// Backward: written scales of a gradient of gate of 8 bits.
+            pub fn grad_gate_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+                self.raw.grad_gate_scales_out = scales.raw;
+                self
+            }
+
+            /// Backward: written scales of a gradient of up of 8 bits.
+            pub fn grad_up_scales_out(mut self, scales: ViewMut<'a>) -> Self {
+                self.raw.grad_up_scales_out = scales.raw;
+                self
+            }
+
+            /// The places of written scales. Not given: by their strides.
+            pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
+                self.raw.scale_layout = layout as i32;
+                self
+            }
+
+            /// One `f32`, which calls raise to the largest magnitude that becomes codes of this group.
+            pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
+                self.raw.amax_out = amax.raw;
+                self
+            }
+        }
+    )*};
+}
+
+groups_of_swiglu_scales!(SwigluQuant SwigluColumn);
+
 /// Scales of outputs and caches of 8 bits, whose codes are x / scale; `rope_quant_args_t`.
 #[derive(Debug)]
 pub struct Quant<'a> {
@@ -311,29 +344,6 @@ impl<'a> SwigluQuant<'a> {
         self
     }
 
-    /// Backward: those of a gradient of gate of 8 bits.
-    pub fn grad_gate_scales_out(mut self, scales: ViewMut<'a>) -> Self {
-        self.raw.grad_gate_scales_out = scales.raw;
-        self
-    }
-
-    pub fn grad_up_scales_out(mut self, scales: ViewMut<'a>) -> Self {
-        self.raw.grad_up_scales_out = scales.raw;
-        self
-    }
-
-    /// Where written scales lie. Not given: by their strides.
-    pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
-        self.raw.scale_layout = layout as i32;
-        self
-    }
-
-    /// One `f32`, which calls raise to the largest magnitude that becomes 8 bits.
-    pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
-        self.raw.amax_out = amax.raw;
-        self
-    }
-
     /// Codes are x * scale (TransformerEngine); not for written scales.
     pub fn scale_multiplies(mut self) -> Self {
         self.raw.flags |= sys::ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
@@ -386,31 +396,9 @@ impl<'a> SwigluColumn<'a> {
         self
     }
 
-    pub fn grad_gate_scales_out(mut self, scales: ViewMut<'a>) -> Self {
-        self.raw.grad_gate_scales_out = scales.raw;
-        self
-    }
-
     /// Backward: the gradient of up.
     pub fn grad_up(mut self, codes: ViewMut<'a>) -> Self {
         self.raw.grad_up = codes.raw;
-        self
-    }
-
-    pub fn grad_up_scales_out(mut self, scales: ViewMut<'a>) -> Self {
-        self.raw.grad_up_scales_out = scales.raw;
-        self
-    }
-
-    /// Where written scales lie. Not given: by their strides.
-    pub fn scale_layout(mut self, layout: ScaleLayout) -> Self {
-        self.raw.scale_layout = layout as i32;
-        self
-    }
-
-    /// One `f32`, which calls raise to the largest magnitude of what becomes codes here.
-    pub fn amax_out(mut self, amax: ViewMut<'a>) -> Self {
-        self.raw.amax_out = amax.raw;
         self
     }
 }

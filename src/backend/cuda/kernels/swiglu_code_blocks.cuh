@@ -115,14 +115,9 @@ __device__ __forceinline__ void store_block_as(const SwigluCodeBlockParams &para
 #pragma unroll
   for (uint32_t i = 0; i < Lanes::kRows; ++i) {
     if (!lanes.has_row(params, i)) continue;
-    Words<8> codes = {};
-#pragma unroll
-    for (uint32_t j = 0; j < 8; j += 2) {
-      const uint32_t pair = join_codes<Float8>(multiply_rounded(value[i][j], scale(i, j)),
-                                               multiply_rounded(value[i][j + 1], scale(i, j + 1)));
-      codes.word[j / 4] |= pair << (j % 4 * 8);
-    }
-    store_vector(to.out + lanes.row_of(i) * to.row_stride + lanes.column, codes);
+    char *const address = to.out + lanes.row_of(i) * to.row_stride + lanes.column;
+    store_codes<Float8>(
+        address, [&](uint32_t column) { return scale(i, column); }, value[i]);
   }
 }
 

@@ -82,10 +82,11 @@ __device__ __forceinline__ float larger_magnitude_of(float largest, const float 
 // Stores the codes of vector number `vector` of a row that begins at `row`.
 __device__ __forceinline__ void store_vector_of_codes(const SwigluCodes &codes, char *row, uint32_t vector,
                                                       float factor, const float (&value)[8]) {
+  const auto factor_of = [=](uint32_t) { return factor; };
   if (codes.dtype == ROPE_DTYPE_F8_E4M3) {
-    store_codes<Float8E4M3>(row + uint64_t{vector} * 8, factor, value);
+    store_codes<Float8E4M3>(row + uint64_t{vector} * 8, factor_of, value);
   } else if (codes.dtype == ROPE_DTYPE_F8_E5M2) {
-    store_codes<Float8E5M2>(row + uint64_t{vector} * 8, factor, value);
+    store_codes<Float8E5M2>(row + uint64_t{vector} * 8, factor_of, value);
   } else {
     store_code_pairs(row + uint64_t{vector} * 4, factor, value);
   }

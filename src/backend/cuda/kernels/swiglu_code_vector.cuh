@@ -6,14 +6,14 @@
 
 namespace rope {
 
-// Stores the codes of eight values in order.
-template <typename Float8>
-__device__ __forceinline__ void store_codes(char *to, float factor, const float (&value)[8]) {
+// Stores the codes of eight values in order. factor_of(i) is the factor of value i.
+template <typename Float8, typename Factor>
+__device__ __forceinline__ void store_codes(char *to, const Factor &factor_of, const float (&value)[8]) {
   Words<8> codes = {};
 #pragma unroll
-  for (int i = 0; i < 8; i += 2) {
+  for (uint32_t i = 0; i < 8; i += 2) {
     const uint32_t pair =
-        join_codes<Float8>(multiply_rounded(value[i], factor), multiply_rounded(value[i + 1], factor));
+        join_codes<Float8>(multiply_rounded(value[i], factor_of(i)), multiply_rounded(value[i + 1], factor_of(i + 1)));
     codes.word[i / 4] |= pair << (i % 4 * 8);
   }
   store_vector(to, codes);
