@@ -40,8 +40,18 @@ enum Member {
   grad_up,
   grad_row_scale,
   given_scale,
+  // From here on all are outputs.
   scales_out,
+  grad_gate_scales,
+  grad_up_scales,
   amax_out,
+  column_out,
+  column_grad_gate,
+  column_grad_up,
+  column_scales,
+  column_grad_gate_scales,
+  column_grad_up_scales,
+  column_amax,
   num_members
 };
 constexpr const char *member_names[] = {"gate",
@@ -60,7 +70,21 @@ constexpr const char *member_names[] = {"gate",
                                         "grad_row_scale",
                                         "quant.scale",
                                         "quant.scales_out",
-                                        "quant.amax_out"};
+                                        "quant.grad_gate_scales_out",
+                                        "quant.grad_up_scales_out",
+                                        "quant.amax_out",
+                                        "column.out",
+                                        "column.grad_gate",
+                                        "column.grad_up",
+                                        "column.scales_out",
+                                        "column.grad_gate_scales_out",
+                                        "column.grad_up_scales_out",
+                                        "column.amax_out"};
+
+// Tensors that can have codes, by row and by column, and their scales.
+constexpr Member by_row[] = {out, grad_gate, grad_up}, by_column[] = {column_out, column_grad_gate, column_grad_up};
+constexpr Member row_scales[] = {scales_out, grad_gate_scales, grad_up_scales};
+constexpr Member column_scales_of[] = {column_scales, column_grad_gate_scales, column_grad_up_scales};
 
 const rope_dtype_t floats[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 constexpr rope::DeviceInfo gpus[] = {{true, 0, 132, 90, 0}, {true, 0, 1, 75, 0}};
@@ -108,10 +132,13 @@ class Request {
     in_.lie(&args_);
     if (has_input_) in_.lie(&input_);
     if (has_quant_) in_.lie(&quant_);
+    if (has_columns_) in_.lie(&column_);
     input_.struct_size = sizeof input_;  // unlike args, these are passed as whole structs
     quant_.struct_size = sizeof quant_;
+    column_.struct_size = sizeof column_;
     args_.input = has_input_ ? &input_ : nullptr;
     args_.quant = has_quant_ ? &quant_ : nullptr;
+    args_.column = has_columns_ ? &column_ : nullptr;
     place();
     is_small_ = memory_.allocate();
     if (is_small_) fill();
@@ -127,11 +154,10 @@ class Request {
 
   void run(const swiglu_desc_t *desc) {
     const StructBytes bytes(&in_, &args_, rope::kSwigluArgsFirstSize, sizeof args_);
-    // Args of an older header end before the pointers to further structs.
-    if (bytes.as<swiglu_args_t>()->struct_size < sizeof args_) {
-      args_.input = nullptr, input_ = {};
-      args_.quant = nullptr, quant_ = {};
-    }
+    // Args of an older header end before the pointers to some of the further structs.
+    if (args_.input == nullptr) input_ = {};
+    if (args_.quant == nullptr) quant_ = {};
+    if (args_.column == nullptr) column_ = {};
     const char *function = is_backward_ ? "swiglu_backward" : "swiglu_forward";
     const auto stream = reinterpret_cast<rope_stream_t>(in_.chance(2) ? in_.raw(8) : 0);
     // The library plans the call first, so that calls that are too large do not run.
@@ -162,11 +188,32 @@ class Request {
 
  private:
   rope_tensor_t &tensor_of(int member) {
-    rope_tensor_t *const tensors[] = {
-        &args_.gate,        &args_.up,        &args_.out,          &args_.row_scale,       &args_.num_rows,
-        &input_.gate_bias,  &input_.up_bias,  &input_.expert_rows, &input_.expert_offsets, &input_.row_index,
-        &args_.grad_out,    &args_.grad_gate, &args_.grad_up,      &args_.grad_row_scale,  &quant_.scale,
-        &quant_.scales_out, &quant_.amax_out};
+    rope_tensor_t *const tensors[] = {&args_.gate,
+                                      &args_.up,
+                                      &args_.out,
+                                      &args_.row_scale,
+                                      &args_.num_rows,
+                                      &input_.gate_bias,
+                                      &input_.up_bias,
+                                      &input_.expert_rows,
+                                      &input_.expert_offsets,
+                                      &input_.row_index,
+                                      &args_.grad_out,
+                                      &args_.grad_gate,
+                                      &args_.grad_up,
+                                      &args_.grad_row_scale,
+                                      &quant_.scale,
+                                      &quant_.scales_out,
+                                      &quant_.grad_gate_scales_out,
+                                      &quant_.grad_up_scales_out,
+                                      &quant_.amax_out,
+                                      &column_.out,
+                                      &column_.grad_gate,
+                                      &column_.grad_up,
+                                      &column_.scales_out,
+                                      &column_.grad_gate_scales_out,
+                                      &column_.grad_up_scales_out,
+                                      &column_.amax_out};
     return *tensors[member];
   }
   const rope_tensor_t &tensor_of(int member) const { return const_cast<Request *>(this)->tensor_of(member); }
@@ -189,6 +236,7 @@ class Request {
                     : in_.chance(15) ? 16 * in_.between(1, 6)
                                      : in_.between(1, 40);
     }
+    if (ndim > 1 && in_.chance(6)) shape[in_.below(ndim - 1)] = 32;
     if (in_.chance(3)) shape[in_.below(ndim)] = in_.integer();
     const rope_dtype_t dtype = config_.dtype;
     const bool strays = in_.chance(3);
@@ -230,7 +278,7 @@ class Request {
       const int64_t one = 1;
       set(num_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, &one);
     }
-    if (in_.chance(is_backward_ ? 3 : 30)) draw_codes(ndim, shape, has_experts ? experts : 1);
+    if (in_.chance(30)) draw_codes(ndim, shape, has_experts ? experts : 1, has_expert_rows ? 1 : 0);
     // gate and up, or their gradients, may be interleaved along the last axis.
     alternates_[0] = in_.chance(15);
     alternates_[1] = is_backward_ && in_.chance(15);
@@ -248,24 +296,45 @@ class Request {
     }
   }
 
-  void draw_codes(int ndim, const int64_t (&shape)[4], int64_t experts) {
-    const bool has_pairs = in_.chance(30);
+  rope_dtype_t draw_code() { return in_.chance(50) ? ROPE_DTYPE_F8_E4M3 : ROPE_DTYPE_F8_E5M2; }
+
+  void draw_codes(int ndim, const int64_t (&shape)[4], int64_t experts, int row_axis) {
+    const bool has_pairs = is_present(out) && !is_backward_ && in_.chance(30);
     if (has_pairs) {
       int64_t pairs[4] = {};
       std::copy_n(shape, ndim, pairs);
       pairs[ndim - 1] /= 2;
       set(out, ROPE_DTYPE_F4_E2M1X2, ndim, pairs);
-    } else {
-      args_.out.dtype = in_.chance(50) ? ROPE_DTYPE_F8_E4M3 : ROPE_DTYPE_F8_E5M2;
+    }
+    for (const Member member : by_row) {
+      const bool is_of_call = (member != out) == is_backward_;
+      if (has_pairs || !is_present(member) || in_.chance(is_of_call ? 15 : 97)) continue;
+      tensor_of(member).dtype = draw_code();
+    }
+    has_columns_ = in_.chance(40);
+    for (int i = 0; i < 3 && has_columns_; ++i) {
+      const bool is_of_call = (i > 0) == is_backward_;
+      if (in_.chance(is_of_call ? 25 : 97)) continue;
+      set(by_column[i], draw_code(), ndim, shape);
+      if (in_.chance(30)) tensor_of(by_row[i]) = {};
     }
     has_quant_ = in_.chance(80);
-    if (!has_quant_) return;
-    quant_.flags = in_.chance(30) ? static_cast<uint32_t>(in_.between(1, 3)) : 0;
     const int64_t one = 1;
-    if (in_.chance(30)) set(amax_out, ROPE_DTYPE_F32, 1, &one);
-    if (in_.chance(40)) set(given_scale, ROPE_DTYPE_F32, 1, in_.chance(50) ? &experts : &one);
-    const bool has_e4m3 = has_pairs && in_.chance(60);
-    if (ndim < 2 || (is_present(given_scale) && !has_e4m3 && !in_.chance(5))) return;
+    bool has_e4m3 = false;
+    if (has_quant_) {
+      quant_.flags = in_.chance(30) ? static_cast<uint32_t>(in_.between(1, 3)) : 0;
+      if (in_.chance(30)) set(amax_out, ROPE_DTYPE_F32, 1, &one);
+      if (in_.chance(40)) set(given_scale, ROPE_DTYPE_F32, 1, in_.chance(50) ? &experts : &one);
+      has_e4m3 = has_pairs && in_.chance(60);
+      if (ndim > 1 && (!is_present(given_scale) || has_e4m3 || in_.chance(5))) draw_row_scales(ndim, shape, has_e4m3);
+    }
+    if (!has_columns_) return;
+    column_.flags = in_.chance(30) ? static_cast<uint32_t>(in_.between(1, 3)) : 0;
+    if (in_.chance(30)) set(column_amax, ROPE_DTYPE_F32, 1, &one);
+    if (in_.chance(is_present(given_scale) ? 50 : 90)) draw_column_scales(ndim, shape, row_axis);
+  }
+
+  void draw_row_scales(int ndim, const int64_t (&shape)[4], bool has_e4m3) {
     const int rows = static_cast<int>(in_.between(1, ndim - 1));
     int64_t elements = 1, sizes[4] = {};
     for (int axis = 0; axis < ndim; ++axis) {
@@ -280,20 +349,51 @@ class Request {
     const rope_dtype_t dtype = has_e4m3 ? ROPE_DTYPE_F8_E4M3 : in_.chance(50) ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32;
     const int64_t group = has_e4m3 ? 16 : 32;
     const bool has_tiles = elements % group == 0 && sizes[rows - 1] <= INT64_MAX - 127 && in_.chance(40);
-    quant_.scale_layout = has_tiles       ? SWIGLU_SCALE_LAYOUT_128X4
-                          : in_.chance(1) ? static_cast<int32_t>(in_.integer())
-                                          : 0;
     if (has_tiles) {
       sizes[rows - 1] = (sizes[rows - 1] + 127) / 128 * 128;
       sizes[rows] = (elements / group + 3) / 4 * 4;
     }
     const bool is_split = !has_tiles && rows < 3 && sizes[rows] % 4 == 0 && in_.chance(30);
     if (is_split) sizes[rows] /= 4, sizes[rows + 1] = 4;
-    set(scales_out, dtype, rows + (is_split ? 2 : 1), sizes);
-    // Scales in tiles must be compact.
-    if (has_tiles && in_.chance(90)) quant_.scales_out.flags = 0, std::fill_n(quant_.scales_out.stride, 4, 0);
-    if (in_.chance(20)) quant_.scale_floor = in_.one_of({1e-4, 1.0, 1e-30});
+    draw_scales(by_row, row_scales, dtype, rows + (is_split ? 2 : 1), sizes, has_tiles);
+    quant_.scale_layout = draw_layout(has_tiles);
+    quant_.scale_floor = draw_floor();
   }
+
+  void draw_column_scales(int ndim, const int64_t (&shape)[4], int row_axis) {
+    const int64_t rows = shape[row_axis];
+    int64_t channels = 1, sizes[4] = {};
+    std::copy_n(shape, ndim, sizes);
+    sizes[row_axis] = in_.one_of<int64_t>({1, rows, 2, rows / 32});
+    for (int axis = row_axis + 1; axis < ndim; ++axis) {
+      if (__builtin_mul_overflow(channels, shape[axis], &channels)) channels = 1;
+    }
+    const bool has_tiles = ndim > row_axis + 1 && rows % 32 == 0 && channels <= INT64_MAX - 127 && in_.chance(40);
+    if (has_tiles) {
+      sizes[row_axis] = (channels + 127) / 128 * 128;
+      sizes[row_axis + 1] = (rows / 32 + 3) / 4 * 4;
+    }
+    const rope_dtype_t dtype = in_.chance(50) ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32;
+    draw_scales(by_column, column_scales_of, dtype, has_tiles ? row_axis + 2 : ndim, sizes, has_tiles);
+    column_.scale_layout = draw_layout(has_tiles);
+    column_.scale_floor = draw_floor();
+  }
+
+  void draw_scales(const Member (&codes)[3], const Member (&scales)[3], rope_dtype_t dtype, int ndim,
+                   const int64_t *sizes, bool has_tiles) {
+    for (int i = 0; i < 3; ++i) {
+      if (in_.chance(oracle::is_code(tensor_of(codes[i]).dtype) ? 10 : 97)) continue;
+      set(scales[i], dtype, ndim, sizes);
+      rope_tensor_t &tensor = tensor_of(scales[i]);
+      if (has_tiles && in_.chance(90)) tensor.flags = 0, std::fill_n(tensor.stride, 4, 0);  // tiles must be compact
+    }
+  }
+
+  int32_t draw_layout(bool has_tiles) {
+    return has_tiles ? SWIGLU_SCALE_LAYOUT_128X4 : in_.chance(1) ? static_cast<int32_t>(in_.integer()) : 0;
+  }
+
+  double draw_floor() { return in_.chance(20) ? in_.one_of({1e-4, 1.0, 1e-30}) : 0; }
 
   void place() {
     const rope_tensor_t *placed[num_members];
@@ -302,12 +402,12 @@ class Request {
       rope_tensor_t *const tensor = &tensor_of(i);
       if (tensor->ndim == 0) continue;
       const int64_t size = has_known_shape(*tensor) ? oracle::element_size(tensor->dtype) : 1;
-      const bool is_output = i == out || (i >= grad_gate && i <= grad_row_scale);
+      const bool may_lie_over_input = i == out || (i >= grad_gate && i <= grad_row_scale);
       if (i == up && alternates_[0]) {
         memory_.place_over(tensor, &args_.gate, size * in_.one_of<int64_t>({1, -1, 3}));
       } else if (i == grad_up && alternates_[1]) {
         memory_.place_over(tensor, &args_.grad_gate, size * in_.one_of<int64_t>({1, -1, 3}));
-      } else if (is_output && in_.chance(25)) {
+      } else if (may_lie_over_input && in_.chance(25)) {
         const Member over = i == grad_row_scale ? row_scale : in_.one_of({gate, up, grad_out});
         if (tensor_of(over).ndim != 0 && in_.chance(80)) {
           std::copy_n(tensor_of(over).stride, 4, tensor->stride);
@@ -383,10 +483,16 @@ class Request {
       rope::SwigluCallPlan plans = {};
       const rope_status_t status = rope::plan_swiglu_call(function, call, gpu, &plans);
       if (status == ROPE_STATUS_NOT_SUPPORTED) continue;
-      const rope::SwigluPlan &plan = plans.has_blocks ? plans.blocks : plans.plans[0];
       expect(status == ROPE_STATUS_SUCCESS, "a plan is made or not supported");
-      expect(plan.grid_x > 0 && plan.grid_x <= 0x7fffffff && plan.grid_y > 0 && plan.grid_y <= 0xffff, "the grid");
-      expect(plan.threads > 0 && plan.threads <= 1024, "the threads of a block");
+      std::vector<rope::SwigluPlan> launches;
+      if (plans.has_blocks) launches.push_back(plans.blocks);
+      for (int i = 0; static_cast<int>(launches.size()) < plans.num_launches(call); ++i) {
+        launches.push_back(plans.plans[i]);
+      }
+      for (const rope::SwigluPlan &plan : launches) {
+        expect(plan.grid_x > 0 && plan.grid_x <= 0x7fffffff && plan.grid_y > 0 && plan.grid_y <= 0xffff, "the grid");
+        expect(plan.threads > 0 && plan.threads <= 1024, "the threads of a block");
+      }
     }
     return true;
   }
@@ -413,7 +519,7 @@ class Request {
   }
 
   bool is_output(int member) const {
-    if (member == out || member == scales_out || member == amax_out) return true;
+    if (member == out || member >= scales_out) return true;
     return is_backward_ && member >= grad_gate && member <= grad_row_scale;
   }
   bool is_present(int member) const { return tensor_of(member).ndim != 0; }
@@ -514,7 +620,7 @@ class Request {
                                          is_present(row_scale) ? value_at(before[row_scale], factor) : 1};
       const bool is_finite =
           std::isfinite(in.gate) && std::isfinite(in.up) && std::isfinite(in.grad_out) && std::isfinite(in.row_scale);
-      for (const Member member : {out, grad_gate, grad_up}) {
+      for (const Member member : {out, grad_gate, grad_up, column_out, column_grad_gate, column_grad_up}) {
         if (!is_present(member)) continue;
         const rope_tensor_t &tensor = tensor_of(member);
         if (tensor.dtype == ROPE_DTYPE_F4_E2M1X2) {
@@ -551,7 +657,8 @@ class Request {
       if (sum.is_finite && is_sound) expect(!std::isnan(actual), "finite inputs gave a NaN");
       memory_.may_have_changed(gradient, row);
     }
-    for (const Member member : {scales_out, amax_out}) {
+    for (const Member member : {scales_out, grad_gate_scales, grad_up_scales, amax_out, column_scales,
+                                column_grad_gate_scales, column_grad_up_scales, column_amax}) {
       if (!is_present(member)) continue;
       for_each_index(tensor_of(member), [&](const Index &at) { memory_.may_have_changed(tensor_of(member), at); });
     }
@@ -570,12 +677,14 @@ class Request {
   bool has_plain_data_;
   bool has_input_ = false;
   bool has_quant_ = false;
+  bool has_columns_ = false;
   bool is_small_ = false;
   const rope_tensor_t *spoiled_ = nullptr;  // its data does not point to its memory
   bool alternates_[2] = {};
   swiglu_args_t args_ = {};
   swiglu_input_args_t input_ = {};
   swiglu_quant_args_t quant_ = {};
+  swiglu_column_args_t column_ = {};
 };
 
 }  // namespace
