@@ -5,7 +5,7 @@
 // again with
 //     ROPE_WRITE_GOLDEN=tests/api/golden.txt build/tests/rope_api_tests "[golden]"
 // and says so in CHANGELOG.md. (SwiGLU promises bits on one device and instruction set only. Its hashes are those of codes
-// and scales where out is up, by ReGLU of a gate of 1.)
+// and scales, by ReGLU of a gate of 1: out is then up, and with an up of 1 both gradients are grad_out.)
 //
 // Inputs are computed only with integers, so they do not depend on a machine's libm or rounding. Element n of a tensor
 // is, with w the n-th output of SplitMix64 from the tensor's seed,
@@ -384,6 +384,8 @@ struct Codes {
   uint32_t flags = 0;
   int32_t rounding = 0;
   bool has_tiles = false;
+  bool has_columns = false;  // the outputs are written by column too, with scales for groups of 32 rows
+  Direction direction = Direction::Forward;
 };
 
 constexpr Codes codes_of_swiglu[] = {
@@ -397,32 +399,73 @@ constexpr Codes codes_of_swiglu[] = {
     {"E2M1", ROPE_DTYPE_F4_E2M1X2},
     {"MXFP4 in tiles", ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E8M0, 5, 0, ROPE_QUANT_ROUND_FIRST, true},
     {"NVFP4", ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E4M3, 10},
-    {"NVFP4 in tiles", ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E4M3, 10, 0, ROPE_QUANT_ROUND_FIRST, true}};
+    {"NVFP4 in tiles", ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E4M3, 10, 0, ROPE_QUANT_ROUND_FIRST, true},
+    {"MXFP8 both ways", ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E8M0, 5, 0, ROPE_QUANT_ROUND_FIRST, false, true},
+    {"MXFP8 of E5M2 both ways, in tiles", ROPE_DTYPE_F8_E5M2, ROPE_DTYPE_F8_E8M0, 5, 0, 0, true, true},
+    {"gradients of MXFP8", ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E8M0, 5, 0, 0, false, false, Direction::Backward},
+    {"gradients of MXFP8 both ways", ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E8M0, 5, 0, ROPE_QUANT_ROUND_FIRST, true, true,
+     Direction::Backward},
+    {"gradients of E5M2 both ways, powers of two", ROPE_DTYPE_F8_E5M2, ROPE_DTYPE_F32, 5, ROPE_QUANT_FLAG_POWER_OF_TWO,
+     0, false, true, Direction::Backward}};
 
 std::string hash_of(const Device &device, rope_dtype_t dtype, const Codes &codes) {
-  constexpr int64_t rows_of_swiglu = 131, channels = 160;
+  const int64_t num_rows = codes.has_columns ? 160 : 131, channels = 160;
+  const bool is_forward = codes.direction == Direction::Forward;
   Workspace workspace(8);
+  std::vector<rope_tensor_t> outputs;
+  const auto add = [&](rope_tensor_t *output, rope_dtype_t type, const Shape &shape) {
+    *output = workspace.tensor(type, shape);
+    outputs.push_back(*output);
+  };
+  const auto padded = [](int64_t length, int64_t tile) { return (length + tile - 1) / tile * tile; };
+  const auto add_scales = [&](rope_tensor_t *output, const Shape &shape, int64_t lines) {
+    add(output, codes.written, codes.has_tiles ? Shape{padded(lines, 128), padded(codes.groups, 4)} : shape);
+  };
+  const Shape shape = {num_rows, channels};
   swiglu_args_t args = swiglu_args();
-  args.gate = workspace.tensor(dtype, {rows_of_swiglu, channels});
-  args.up = workspace.tensor(dtype, {rows_of_swiglu, channels});
-  args.out = workspace.tensor(codes.out_code,
-                              {rows_of_swiglu, codes.out_code == ROPE_DTYPE_F4_E2M1X2 ? channels / 2 : channels});
-  workspace.fill(args.gate, [](const Index &) { return 1.0L; });
-  fill_floats(args.up, 1, -8, 12);
   swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+  swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+  args.gate = workspace.tensor(dtype, shape);
+  args.up = workspace.tensor(dtype, shape);
+  workspace.fill(args.gate, [](const Index &) { return 1.0L; });
+  if (is_forward) {
+    fill_floats(args.up, 1, -8, 12);
+    const int64_t elements = codes.out_code == ROPE_DTYPE_F4_E2M1X2 ? channels / 2 : channels;
+    add(&args.out, codes.out_code, {num_rows, elements});
+  } else {
+    workspace.fill(args.up, [](const Index &) { return 1.0L; });
+    args.grad_out = workspace.tensor(dtype, shape);
+    fill_floats(args.grad_out, 1, -8, 12);
+    add(&args.grad_gate, codes.out_code, shape);
+    add(&args.grad_up, codes.out_code, shape);
+  }
+  add(&quant.amax_out, ROPE_DTYPE_F32, {1});
+  workspace.fill(quant.amax_out, [](const Index &) { return 0.5L; });
   quant.flags = codes.flags;
   quant.scale_layout = codes.has_tiles ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
-  quant.amax_out = workspace.tensor(ROPE_DTYPE_F32, {1});
-  workspace.fill(quant.amax_out, [](const Index &) { return 0.5L; });
-  const bool has_scale = codes.written == 0 || codes.written == ROPE_DTYPE_F8_E4M3;
-  if (codes.written != 0) {
-    const Shape shape = {codes.has_tiles ? (rows_of_swiglu + 127) / 128 * 128 : rows_of_swiglu,
-                         codes.has_tiles ? (codes.groups + 3) / 4 * 4 : codes.groups};
-    quant.scales_out = workspace.tensor(codes.written, shape);
-  }
-  if (has_scale) {
+  if (codes.written == 0 || codes.written == ROPE_DTYPE_F8_E4M3) {
     quant.scale = workspace.tensor(ROPE_DTYPE_F32, {1});
     workspace.fill(quant.scale, [](const Index &) { return 0.6875L; });
+  }
+  if (codes.written != 0) {
+    for (rope_tensor_t *const scales : {&quant.scales_out, &quant.grad_gate_scales_out, &quant.grad_up_scales_out}) {
+      if ((scales == &quant.scales_out) == is_forward) add_scales(scales, {num_rows, codes.groups}, num_rows);
+    }
+  }
+  if (codes.has_columns) {
+    column.flags = codes.flags;
+    column.scale_layout = quant.scale_layout;
+    const Shape by_column = {codes.groups, channels};
+    if (is_forward) {
+      add(&column.out, codes.out_code, shape);
+      add_scales(&column.scales_out, by_column, channels);
+    } else {
+      add(&column.grad_gate, codes.out_code, shape);
+      add(&column.grad_up, codes.out_code, shape);
+      add_scales(&column.grad_gate_scales_out, by_column, channels);
+      add_scales(&column.grad_up_scales_out, by_column, channels);
+    }
+    args.column = &column;
   }
   args.quant = &quant;
   workspace.freeze();
@@ -432,13 +475,11 @@ std::string hash_of(const Device &device, rope_dtype_t dtype, const Codes &codes
   config.activation = SWIGLU_ACTIVATION_REGLU;
   config.quant_rounding = codes.rounding;
   const SwigluDesc desc = create(config);
-  const rope_status_t status = run(device, desc.get(), Direction::Forward, args, workspace);
+  const rope_status_t status = run(device, desc.get(), codes.direction, args, workspace);
   INFO(rope_last_error());
   REQUIRE(status == ROPE_STATUS_SUCCESS);
   Hash hash;
-  hash.add(args.out);
-  hash.add(quant.amax_out);
-  if (codes.written != 0) hash.add(quant.scales_out);
+  for (const rope_tensor_t &output : outputs) hash.add(output);
   return hash.text();
 }
 
