@@ -215,32 +215,36 @@ rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *pla
   return ROPE_STATUS_SUCCESS;
 }
 
-// Plans kernels whose warps process parts of rows. Returns whether the problem has tensors of the axes experts, rows
-// and columns, or of rows that are looked up and columns, and fits numbers of 32 bits. The plan has the widest vectors
-// that are possible.
-bool choose_expert_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
-  const bool has_rows = problem.rows.is_present();
-  if ((problem.expert_rows == nullptr && !has_rows) || plan->formula != SwigluFormula::kBiases) return false;
-  if (problem.dtype == ROPE_DTYPE_F64 || plan->vector_elements * dtype_size(problem.dtype) != kMaxVectorBytes) {
-    return false;
-  }
-  const bool has_axes =
-      has_rows ? problem.ndim == 2 && problem.row_index_stride[0] != 0
-               : problem.ndim == 3 && problem.expert_index_stride[0] != 0 && problem.expert_row_index_stride[1] != 0;
-  const int64_t columns = problem.shape[problem.ndim - 1], rows = problem.num_elements() / columns;
+// Plans kernels whose warps process parts of rows; `blocks` run on a multiprocessor. Returns whether the problem has
+// tensors of the axes experts, rows and columns, or of rows and columns, and fits numbers of 32 bits.
+bool choose_parts(const SwigluProblem &problem, const DeviceInfo &device, int blocks, SwigluPlan *plan) {
+  const int last = problem.ndim - 1;
+  const bool has_number = problem.rows.is_present() || problem.num_rows != nullptr;
+  const bool has_axes = problem.expert_rows != nullptr ? last == 2 && problem.expert_index_stride[0] != 0 &&
+                                                             problem.expert_row_index_stride[1] != 0
+                                                       : last == 1 && (!has_number || problem.row_index_stride[0] != 0);
+  const int64_t columns = problem.shape[last], rows = problem.num_elements() / columns;
   if (!has_axes || columns % plan->vector_elements != 0) return false;
   const int64_t vectors = columns / plan->vector_elements, parts = (vectors - 1) / kSwigluPartVectors + 1;
   if (rows > (INT32_MAX - 1) / parts || vectors > INT32_MAX) return false;
   if (problem.rows.experts > kMaxSwigluLookupExperts) return false;
+  plan->is_expert_matrix = true;
   plan->vectors_per_row = vectors;
   plan->parts_per_row = parts;
   plan->num_vectors = problem.num_elements() / plan->vector_elements;
   constexpr int64_t kWarps = kSwigluThreads / 32;
-  const int64_t needed = (rows * parts - 1) / kWarps + 1;
-  const int64_t most = int64_t{device.multiprocessors} * kSwigluExpertBlocks;
+  const int64_t needed = (rows * parts - 1) / kWarps + 1, most = int64_t{device.multiprocessors} * blocks;
   plan->grid_x = static_cast<uint32_t>(needed < most ? needed : most);
   plan->grid_y = 1;
   return true;
+}
+
+// Plans words of experts, or of rows that are looked up. The plan has the widest vectors that are possible.
+bool choose_expert_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
+  if (problem.expert_rows == nullptr && !problem.rows.is_present()) return false;
+  if (plan->formula != SwigluFormula::kBiases || problem.dtype == ROPE_DTYPE_F64) return false;
+  return plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
+         choose_parts(problem, device, kSwigluExpertBlocks, plan);
 }
 
 // Plans rows that are summed. Vectors are groups, or single elements if groups are not aligned or would cross the end
@@ -262,11 +266,10 @@ rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, 
   return set_grid(function, problem.num_elements() / columns, plan);
 }
 
-// Finds log2 of the number of lanes of a group with a written scale; each lane has two vectors. Returns false if a warp
-// has too few lanes.
-bool find_group_lanes(const SwigluProblem &problem, int64_t vector_elements, uint32_t *log2) {
+// Finds log2 of the number of lanes of a group with a written scale. Returns false if a warp has too few lanes.
+bool find_group_lanes(int64_t group_elements, int64_t lane_elements, uint32_t *log2) {
   for (*log2 = 0; *log2 <= kWarpLanesLog2; ++*log2) {
-    if (problem.codes.group_elements == 2 * vector_elements << *log2) return true;
+    if (group_elements == lane_elements << *log2) return true;
   }
   *log2 = 0;
   return false;
@@ -278,7 +281,9 @@ bool has_matrix_rows(const SwigluProblem &problem) {
   if (problem.expert_rows != nullptr) {
     return problem.ndim == 3 && problem.expert_index_stride[0] == 1 && problem.expert_row_index_stride[1] == 1;
   }
-  return problem.num_rows == nullptr || (problem.ndim <= 2 && problem.row_index_stride[last] == 0);
+  if (problem.num_rows == nullptr) return true;
+  return last == 0 ? problem.row_index_stride[0] == 0
+                   : last == 1 && problem.row_index_stride[0] == 1 && problem.row_index_stride[1] == 0;
 }
 
 // Whether rows of tiles of scales, if there are any, are those of the kernel of matrices.
@@ -295,6 +300,38 @@ bool is_bare(const SwigluProblem &problem) {
          !problem.rows.is_present();
 }
 
+// Whether out has vectors of eight codes, along all axes.
+bool has_code_vectors(const SwigluProblem &problem) {
+  // Strides of pairs of codes count halves of a byte.
+  const int64_t per_byte = problem.codes.has_pairs() ? 2 : 1;
+  const int last = problem.ndim - 1;
+  VectorBytes limit;
+  limit.add(problem.out[kOut]);
+  for (int axis = 0; axis < last; ++axis) limit.add(problem.out_stride[kOut][axis] / per_byte);
+  return problem.out_stride[kOut][last] == 1 && limit.value() >= 8 / per_byte;
+}
+
+// Plans codes of experts, of rows that are looked up, or of rows with a factor or biases, in vectors of 16 bytes.
+bool choose_expert_codes(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
+  const SwigluCodes &codes = problem.codes;
+  const bool is_bare_matrix = is_bare(problem) && problem.expert_rows == nullptr;
+  const bool is_formula = plan->formula <= SwigluFormula::kForm || plan->formula == SwigluFormula::kBiases;
+  if (is_bare_matrix || !is_formula || dtype_size(problem.dtype) != 2) return false;
+  SwigluProblem inputs = problem;
+  inputs.out[kOut] = nullptr;
+  const int elements = choose_vector_elements(inputs);
+  if (elements * 2 != kMaxVectorBytes || !has_code_vectors(problem) || !has_matrix_tiles(problem)) return false;
+  if (codes.scales.is_present() && (codes.scales.groups * codes.group_elements != problem.shape[problem.ndim - 1] ||
+                                    !find_group_lanes(codes.group_elements, elements, &plan->group_lanes_log2))) {
+    return false;
+  }
+  plan->vector_elements = elements;
+  if (!choose_parts(problem, device, kSwigluExpertCodeBlocks, plan)) return false;
+  plan->formula = SwigluFormula::kBiases;
+  plan->threads = kSwigluThreads;
+  return true;
+}
+
 // Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes. Returns whether
 // the problem is one.
 bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
@@ -305,23 +342,18 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   const int last = problem.ndim - 1;
   const int64_t columns = problem.shape[last];
   if (columns % kElements != 0 || problem.num_elements() / kElements > INT32_MAX) return false;
-  // Strides of pairs of codes count halves of a byte.
-  const int64_t per_byte = codes.has_pairs() ? 2 : 1;
-  VectorBytes in, out;
-  out.add(problem.out[kOut]);
-  for (int i = kGate; i <= kUp; ++i) in.add(problem.in[i]);
-  for (int axis = 0; axis < last; ++axis) {
-    for (int i = kGate; i <= kUp; ++i) in.add(problem.in_stride[i][axis] * 2);
-    out.add(problem.out_stride[kOut][axis] / per_byte);
+  VectorBytes in;
+  for (int i = kGate; i <= kUp; ++i) {
+    in.add(problem.in[i]);
+    for (int axis = 0; axis < last; ++axis) in.add(problem.in_stride[i][axis] * 2);
+    if (problem.in_stride[i][last] != 1) return false;
   }
-  if (problem.in_stride[kGate][last] != 1 || problem.in_stride[kUp][last] != 1 || problem.out_stride[kOut][last] != 1 ||
-      in.value() < kMaxVectorBytes || out.value() < kElements / per_byte) {
-    return false;
-  }
+  if (in.value() < kMaxVectorBytes || !has_code_vectors(problem)) return false;
   const int64_t vectors_per_row = columns / kElements;
   if (codes.scales.is_present()) {
     if (codes.scales.groups * codes.group_elements != columns) return false;
-    plan->has_code_rows = !find_group_lanes(problem, kElements, &plan->group_lanes_log2);
+    plan->has_code_rows =
+        !find_group_lanes(codes.group_elements, 2 * kElements, &plan->group_lanes_log2);  // two vectors
     if (plan->has_code_rows &&
         (codes.scales.groups != 1 || vectors_per_row > int64_t{kMaxSwigluCodeRowThreads} * kVectorsOfCodeRow)) {
       return false;
@@ -347,6 +379,14 @@ bool has_row_vectors(const char *data, const int64_t *stride, int64_t bytes) {
   return stride[1] == 1 && limit.value() >= bytes;
 }
 
+int64_t code_block_warps_per_row(const SwigluProblem &problem) {
+  return (problem.shape[1] - 1) / int64_t{swiglu_block_columns(problem.is_backward)} + 1;
+}
+
+int64_t num_code_block_warps(const SwigluProblem &problem) {
+  return ((problem.shape[0] - 1) / int64_t{kSwigluBlockRows} + 1) * code_block_warps_per_row(problem);
+}
+
 // Whether an output of matrices of 16 bits becomes codes of 8 bits in groups of 32 channels, with a static scale, or in
 // groups of 32 rows.
 bool has_code_blocks(const SwigluProblem &problem) {
@@ -357,6 +397,7 @@ bool has_code_blocks(const SwigluProblem &problem) {
   }
   const int64_t rows = problem.shape[0], columns = problem.shape[1];
   if (columns % 32 != 0 || rows > INT32_MAX || columns > INT32_MAX) return false;
+  if (num_code_block_warps(problem) > INT32_MAX) return false;
   for (int i = 0; i < problem.num_inputs(); ++i) {
     if (!has_row_vectors(problem.in[i], problem.in_stride[i], kMaxVectorBytes)) return false;
   }
@@ -365,7 +406,7 @@ bool has_code_blocks(const SwigluProblem &problem) {
   if (!codes.scales.is_present()) return true;
   if (codes.group_elements != kSwigluBlockRows) return false;
   if (codes.has_row_groups) return problem.row_axis() == 0 && codes.scales.groups * codes.group_elements == rows;
-  return codes.scales.groups * codes.group_elements == columns;
+  return codes.scales.groups * codes.group_elements == columns && has_matrix_tiles(problem);
 }
 
 // Whether one kernel writes all codes of the call: by row and by column, or gradients.
@@ -396,17 +437,16 @@ rope_status_t plan_code_blocks(const char *function, const SwigluCall &call, con
   plan->formula = problem.form.is_plain ? SwigluFormula::kPlain : SwigluFormula::kForm;
   plan->vector_elements = static_cast<int>(kMaxVectorBytes / 2);
   plan->threads = kSwigluBlockThreads;
-  plan->vectors_per_row = (problem.shape[1] - 1) / int64_t{swiglu_block_columns(problem.is_backward)} + 1;
-  plan->num_vectors = ((problem.shape[0] - 1) / int64_t{kSwigluBlockRows} + 1) * plan->vectors_per_row;
-  if (plan->num_vectors > INT32_MAX) {
-    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: gate needs %lld warps: one launch to codes holds at most %d", function,
-                static_cast<long long>(plan->num_vectors), INT32_MAX);
-  }
+  plan->vectors_per_row = code_block_warps_per_row(problem);
+  plan->num_vectors = num_code_block_warps(problem);
   return set_grid(function, (plan->num_vectors - 1) / int64_t{kSwigluBlockThreads / 32} + 1, plan);
 }
 
-rope_status_t plan_codes(const char *function, const SwigluProblem &problem, SwigluPlan *plan) {
-  if (!problem.is_backward && !problem.codes.has_row_groups && choose_code_matrix(problem, plan)) {
+rope_status_t plan_codes(const char *function, const SwigluProblem &problem, const DeviceInfo &device,
+                         SwigluPlan *plan) {
+  const bool is_forward_by_row = !problem.is_backward && !problem.codes.has_row_groups;
+  if (is_forward_by_row && choose_expert_codes(problem, device, plan)) return ROPE_STATUS_SUCCESS;
+  if (is_forward_by_row && choose_code_matrix(problem, plan)) {
     if (plan->has_code_rows) return set_grid(function, plan->num_vectors / plan->vectors_per_row, plan);
     const int64_t threads = problem.codes.scales.is_present() ? plan->num_vectors / 2 : plan->num_vectors;
     return set_grid(function, (threads - 1) / plan->threads + 1, plan);
@@ -455,12 +495,11 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   plan->formula = formula_of(problem);
   const bool has_options = plan->formula > SwigluFormula::kForm;
-  if (problem.has_codes()) return plan_codes(function, problem, plan);
+  if (problem.has_codes()) return plan_codes(function, problem, device, plan);
   if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, has_options, plan);
   if (has_options || !choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
   plan->threads = kSwigluThreads;
-  plan->is_expert_matrix = choose_expert_matrix(problem, device, plan);
-  if (plan->is_expert_matrix) return ROPE_STATUS_SUCCESS;
+  if (choose_expert_matrix(problem, device, plan)) return ROPE_STATUS_SUCCESS;
   plan->is_matrix = choose_matrix(problem, device, plan);
   const int64_t multiprocessors = device.multiprocessors;
   if (!plan->is_matrix && has_options) {

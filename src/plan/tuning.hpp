@@ -292,6 +292,7 @@ constexpr uint32_t swiglu_block_columns(bool is_backward) {
   return is_backward ? 32 : 64;
 }
 constexpr int kSwigluExpertBlocks = 9;         // for each multiprocessor, of kSwigluThreads
+constexpr int kSwigluExpertCodeBlocks = 8;     // likewise, if out has codes
 constexpr int kMaxSwigluLookupExperts = 1024;  // whose offsets a block keeps; with more there are single elements
 constexpr int64_t kSwigluAlternatingVectorBytes = 16;  // of a vector of gate and up that alternate
 constexpr int kMaxSwigluRowThreads = 256;              // of a block that sums a row

@@ -49,6 +49,7 @@ struct CodesCase {
   std::vector<int64_t> row_index = {};  // among factors of [shape[0]]
   bool has_scale_by_expert = false;
   bool has_row_scale = false;
+  rope_dtype_t bias_dtype = 0;  // of gate and up, with experts a row for each; 0: no biases
   double up_offset = 0;
   int32_t activation = SWIGLU_ACTIVATION_SWIGLU;
   double special = 0;  // the value of one gate, or of one up that is copied
@@ -121,7 +122,7 @@ struct CodesCase::Scene {
   explicit Scene(uint64_t seed) : workspace(seed) {}
   Workspace workspace;
   rope_tensor_t gate = {}, up = {}, plain = {}, out = {}, scale = {}, scales = {}, amax = {}, num_rows = {},
-                expert_rows = {}, expert_offsets = {}, row_index = {}, row_scale = {};
+                expert_rows = {}, expert_offsets = {}, row_index = {}, row_scale = {}, biases[2] = {};
 };
 
 // The padding of scales in tiles is 0. Returns the number of other bytes.
@@ -255,6 +256,12 @@ void CodesCase::check() const {
     scene.row_scale = workspace.tensor(ROPE_DTYPE_F32, {shape[0]});
     workspace.fill_normal(scene.row_scale);
   }
+  for (rope_tensor_t &bias : scene.biases) {
+    if (bias_dtype == 0) continue;
+    const bool is_by_expert = !expert_rows.empty() || !expert_offsets.empty();
+    bias = workspace.tensor(bias_dtype, is_by_expert ? Shape{experts(), shape.back()} : Shape{shape.back()});
+    workspace.fill_normal(bias);
+  }
   const Shape row_axes(shape.begin(), shape.begin() + rows);
   if (scales == Scales::Written) {
     Shape scales_shape = row_axes;
@@ -303,6 +310,8 @@ void CodesCase::check() const {
   input.expert_rows = scene.expert_rows;
   input.expert_offsets = scene.expert_offsets;
   input.row_index = scene.row_index;
+  input.gate_bias = scene.biases[0];
+  input.up_bias = scene.biases[1];
   for (const Device &device : devices()) {
     std::vector<std::byte> first;
     for (const int32_t threads : {1, 3, 0}) {
@@ -462,6 +471,16 @@ TEST_CASE("SwiGLU to codes of rows and experts that are there", "[swiglu][codes]
     codes.has_amax = true;
     codes.activation = SWIGLU_ACTIVATION_GEGLU_TANH;
     codes.check();
+    // num_rows limits the first axis, however long it is.
+    codes = CodesCase();
+    codes.scales = scales;
+    codes.shape = {1, 4, 128};
+    codes.rows = 2;
+    codes.groups = 1;
+    codes.num_rows = 1;
+    codes.check();
+    codes.num_rows = 0;
+    codes.check();
   }
 }
 
@@ -497,6 +516,62 @@ TEST_CASE("SwiGLU to codes of experts back to back and of factors by index", "[s
     codes.activation = SWIGLU_ACTIVATION_GEGLU_TANH;
     codes.has_amax = true;
     codes.check();
+  }
+}
+
+// Rows of several parts of 1024 channels, the last of them short.
+TEST_CASE("SwiGLU to codes of long rows with experts, factors and biases", "[swiglu][codes][rows][sanitize]") {
+  CodesCase by_128;
+  by_128.shape = {11, 1280};
+  by_128.groups = 10;
+  CodesCase powers_of_two = by_128;
+  powers_of_two.groups = 5;
+  powers_of_two.flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+  powers_of_two.code = ROPE_DTYPE_F8_E5M2;
+  CodesCase by_row = by_128;
+  by_row.groups = 1;
+  CodesCase given = by_128;
+  given.scales = Scales::Given;
+  CodesCase mx = mxfp8(), nv = nvfp4();
+  mx.shape = nv.shape = {11, 1120};
+  mx.groups = 35;
+  nv.groups = 70;
+  for (CodesCase codes : {by_128, powers_of_two, by_row, given, mx, nv}) {
+    codes.has_amax = true;
+    const bool may_have_tiles = codes.scale_dtype != ROPE_DTYPE_F32 && codes.scales == Scales::Written;
+    for (const bool has_tiles : {false, true}) {
+      if (has_tiles && !may_have_tiles) continue;
+      codes.has_tiles = has_tiles;
+      const bool has_scale = codes.scales == Scales::Given || codes.global != 0;
+      INFO("code " << codes.code << ", " << codes.groups << " groups, tiles " << has_tiles);
+      CodesCase item = codes;
+      item.bias_dtype = ROPE_DTYPE_F32;
+      item.check();
+      item.bias_dtype = codes.dtype;
+      item.num_rows = 7;
+      item.has_row_scale = true;
+      item.check();
+      item = codes;
+      item.has_row_scale = true;
+      item.up_offset = 1;
+      item.check();
+      item.row_index = {3, 3, 0, -1, 10, 11, 7, 1, 900, 4, 2};
+      item.check();
+      item.expert_offsets = {1, 4, 4, 9};
+      item.has_scale_by_expert = has_scale;
+      item.bias_dtype = ROPE_DTYPE_F32;
+      item.check();
+      item = codes;
+      item.shape = {3, 5, codes.shape[1]};
+      item.rows = 2;
+      item.expert_rows = {2, 0, 5};
+      item.has_scale_by_expert = has_scale;
+      item.out_placement = Placement().gap(1, 8);
+      item.check();
+      item.bias_dtype = codes.dtype;
+      item.rounds_first = true;
+      item.check();
+    }
   }
 }
 

@@ -493,3 +493,115 @@ TEST_CASE("SwiGLU to codes by column in calls large enough for several threads",
     codes.check();
   }
 }
+
+TEST_CASE("codes of SwiGLU do not depend on the alignment of tensors", "[swiglu][codes][columns][determinism]") {
+  const Shape shape = {64, 256};
+  const Real infinity = std::numeric_limits<Real>::infinity();
+  const Real special[] = {0, -0.0L, 8, -8, 1, -1, 0.5L, -200, 7, -7, 1e-30L};
+  struct {
+    double limit, alpha;
+    bool has_row_scale;
+  } const cases[] = {{0, 0, false}, {7, 0, false}, {7, 1.702, false}, {0, 0, true}, {7, 0, true}};
+  for (const Device &device : devices()) {
+    for (const bool is_backward : {false, true}) {
+      for (const auto &of_case : cases) {
+        INFO("on " << device << ", backward " << is_backward << ", limit " << of_case.limit << ", alpha "
+                   << of_case.alpha << ", row_scale " << of_case.has_row_scale);
+        std::vector<uint8_t> bytes[2];
+        for (const bool is_aligned : {true, false}) {
+          Workspace workspace(5);
+          const Placement placement = is_aligned ? Placement() : Placement().gap(0, 1);
+          swiglu_args_t args = swiglu_args();
+          int step = 1;
+          for (rope_tensor_t *const input : {&args.gate, &args.up, &args.grad_out}) {
+            if (input == &args.grad_out && !is_backward) continue;
+            *input = workspace.tensor(ROPE_DTYPE_BF16, shape, placement);
+            // Each pair of special values meets; the last rows have infinities too.
+            workspace.fill(*input, [&](const Index &at) {
+              const int64_t number = (at[0] * 256 + at[1]) / step;
+              if (at[0] > 60 && number % 97 == 0) return infinity;
+              return number % 13 < 11 ? special[number % 11] : static_cast<Real>(number % 31) - 15;
+            });
+            step *= 11;
+          }
+          if (of_case.has_row_scale) {
+            args.row_scale = workspace.tensor(ROPE_DTYPE_F32, {64});
+            workspace.fill(args.row_scale, [](const Index &at) { return static_cast<Real>(at[0] % 5) - 2; });
+          }
+          swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+          std::vector<rope_tensor_t> outputs;
+          const auto add = [&](rope_tensor_t *codes, rope_tensor_t *scales) {
+            *codes = workspace.tensor(ROPE_DTYPE_F8_E4M3, shape);
+            *scales = workspace.tensor(ROPE_DTYPE_F32, {64, 8});
+            outputs.insert(outputs.end(), {*codes, *scales});
+          };
+          if (is_backward) {
+            add(&args.grad_gate, &quant.grad_gate_scales_out);
+            add(&args.grad_up, &quant.grad_up_scales_out);
+          } else {
+            add(&args.out, &quant.scales_out);
+          }
+          args.quant = &quant;
+          workspace.freeze();
+          workspace.restore();
+          swiglu_config_t config = swiglu_config_for(device);
+          config.dtype = ROPE_DTYPE_BF16;
+          config.limit = of_case.limit;
+          config.alpha = of_case.alpha;
+          const SwigluDesc desc = create(config);
+          const Direction direction = is_backward ? Direction::Backward : Direction::Forward;
+          REQUIRE(run(device, desc.get(), direction, args, workspace) == ROPE_STATUS_SUCCESS);
+          for (const rope_tensor_t &output : outputs) {
+            for_each_index(output, [&](const Index &at) {
+              const uint32_t bits = bits_at(output, at);
+              for (int64_t i = 0; i < oracle::element_size(output.dtype); ++i) {
+                bytes[is_aligned].push_back(static_cast<uint8_t>(bits >> (8 * i)));
+              }
+            });
+          }
+        }
+        size_t differing = 0;
+        for (size_t i = 0; i < bytes[0].size(); ++i) differing += bytes[0][i] != bytes[1][i];
+        CHECK(differing == 0);
+      }
+    }
+  }
+}
+
+// Rows of scales lie along the second axis of gate, which has one entry, so each scale has a tile of its own.
+TEST_CASE("gradients of SwiGLU as codes with a tile of scales for each row", "[swiglu][codes][columns][sanitize]") {
+  const Shape shape = {160, 1, 64};
+  for (const Device &device : devices()) {
+    INFO("on " << device);
+    Workspace workspace(6);
+    swiglu_args_t args = swiglu_args();
+    for (rope_tensor_t *const input : {&args.gate, &args.up, &args.grad_out}) {
+      *input = workspace.tensor(ROPE_DTYPE_BF16, shape);
+      workspace.fill_normal(*input);
+    }
+    args.grad_gate = workspace.tensor(ROPE_DTYPE_F8_E4M3, shape);
+    const rope_tensor_t strided = workspace.tensor(ROPE_DTYPE_F8_E8M0, {160, 1, 2});
+    const rope_tensor_t tiles = workspace.tensor(ROPE_DTYPE_F8_E8M0, {160, 128, 4});
+    workspace.freeze();
+    workspace.restore();
+    swiglu_config_t config = swiglu_config_for(device);
+    config.dtype = ROPE_DTYPE_BF16;
+    const SwigluDesc desc = create(config);
+    swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+    args.quant = &quant;
+    for (const bool has_tiles : {false, true}) {
+      quant.grad_gate_scales_out = has_tiles ? tiles : strided;
+      quant.scale_layout = has_tiles ? SWIGLU_SCALE_LAYOUT_128X4 : SWIGLU_SCALE_LAYOUT_STRIDED;
+      const rope_status_t status = run(device, desc.get(), Direction::Backward, args, workspace);
+      INFO(rope_last_error());
+      REQUIRE(status == ROPE_STATUS_SUCCESS);
+    }
+    int wrong = 0;
+    for_each_index(tiles, [&](const Index &at) {
+      const bool is_scale = at[1] == 0 && at[2] < 2;
+      wrong += bits_at(tiles, at) != (is_scale ? bits_at(strided, {at[0], 0, at[2]}) : 0);
+    });
+    CHECK(wrong == 0);
+    CHECK(workspace.guards_hold());
+  }
+}

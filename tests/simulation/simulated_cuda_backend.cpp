@@ -53,6 +53,9 @@ Call call_of(SwigluVariant variant) {
     case kSwigluScaledCodeMatrix:
     case kSwigluCodeRows:
       return call<SwigluCodeMatrixParams>;
+    case kSwigluExpertCodes:
+    case kSwigluRowCodes:
+      return call<SwigluExpertCodeParams>;
     case kSwigluCodeBlocks:
     case kSwigluGradientCodeBlocks:
       return call<SwigluCodeBlockParams>;

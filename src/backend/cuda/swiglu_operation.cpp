@@ -182,44 +182,77 @@ rope_status_t run_swiglu_matrix_gradients(const char *function, const SwigluProb
   return launch(function, what, &params, device_index, stream);
 }
 
-rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
-                                 int32_t device_index, rope_stream_t stream) {
-  const bool has_rows = problem.rows.is_present();
-  const auto strides = [&](const int64_t *stride, rope_dtype_t dtype) {
-    const int64_t size = dtype_size(dtype);
-    return has_rows ? SwigluExpertStrides{0, stride[0] * size}
-                    : SwigluExpertStrides{stride[0] * size, stride[1] * size};
-  };
-  SwigluExpertParams params = {};
+// Returns a tensor's strides by expert and by row of a plan that is_expert_matrix. `size` is that of an element.
+SwigluExpertStrides part_strides(const SwigluProblem &problem, const int64_t *stride, int64_t size) {
+  if (problem.expert_rows == nullptr) return {0, stride[0] * size};
+  return {stride[0] * size, stride[1] * size};
+}
+
+// Sets the params of a plan that is_expert_matrix.
+void set_parts(const SwigluProblem &problem, const SwigluPlan &plan, SwigluExpertParams *params) {
+  const bool has_experts = problem.expert_rows != nullptr;
+  const int64_t size = dtype_size(problem.dtype), scale_size = dtype_size(problem.row_scale_dtype);
   for (int i = 0; i < problem.num_inputs(); ++i) {
-    params.in[i] = problem.in[i];
-    params.in_stride[i] = strides(problem.in_stride[i], problem.dtype);
+    params->in[i] = problem.in[i];
+    params->in_stride[i] = part_strides(problem, problem.in_stride[i], size);
   }
   for (int i = 0; i < problem.num_outputs(); ++i) {
-    params.out[i] = problem.out[i];
-    params.out_stride[i] = strides(problem.out_stride[i], problem.dtype);
+    params->out[i] = problem.out[i];
+    params->out_stride[i] = part_strides(problem, problem.out_stride[i], size);
   }
-  params.experts = static_cast<uint32_t>(has_rows ? problem.rows.experts : problem.experts);
-  params.rows_per_expert = static_cast<uint32_t>(has_rows ? problem.shape[0] : problem.rows_per_expert);
-  params.vectors_per_row = static_cast<uint32_t>(plan.vectors_per_row);
-  params.parts_per_row = FastDivmod::by(static_cast<uint32_t>(plan.parts_per_row));
-  params.row_scale = problem.row_scale;
-  params.is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
-  params.row_scale_stride = strides(problem.row_scale_stride, problem.row_scale_dtype);
-  params.options = form_with_options_in<float>(problem.form);
-  set_biases(problem, &params);
-  set_expert_rows(problem, &params);
+  params->experts = static_cast<uint32_t>(has_experts ? problem.experts : problem.rows.experts);
+  params->rows_per_expert = static_cast<uint32_t>(has_experts ? problem.rows_per_expert : problem.shape[0]);
+  params->vectors_per_row = static_cast<uint32_t>(plan.vectors_per_row);
+  params->parts_per_row = FastDivmod::by(static_cast<uint32_t>(plan.parts_per_row));
+  params->row_scale = problem.row_scale;
+  params->is_row_scale_f32 = problem.row_scale_dtype == ROPE_DTYPE_F32;
+  params->row_scale_stride = part_strides(problem, problem.row_scale_stride, scale_size);
+  params->options = form_with_options_in<float>(problem.form);
+  set_biases(problem, params);
+  set_expert_rows(problem, params);
   for (int i = kGate; i <= kUp; ++i) {
-    const int64_t stride = has_rows ? problem.bias_expert_stride[i] : problem.bias_stride[i][0];
-    params.bias_expert_stride[i] = stride * dtype_size(problem.bias_dtype[i]);
+    const int64_t stride = has_experts ? problem.bias_stride[i][0] : problem.bias_expert_stride[i];
+    params->bias_expert_stride[i] = stride * dtype_size(problem.bias_dtype[i]);
   }
-  params.rows = problem.rows;
-  params.factor_stride = problem.factor_stride * dtype_size(problem.row_scale_dtype);
-  params.num_rows = problem.num_rows;
-  params.is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
-  const SwigluWork work = has_rows              ? problem.is_backward ? kSwigluLookupGradients : kSwigluLookup
-                          : problem.is_backward ? kSwigluExpertGradients
-                                                : kSwigluExperts;
+  params->rows = problem.rows;
+  params->factor_stride = problem.factor_stride * scale_size;
+  params->num_rows = problem.num_rows;
+  params->is_num_rows_64_bit = problem.num_rows_dtype == ROPE_DTYPE_I64;
+}
+
+rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                                 int32_t device_index, rope_stream_t stream) {
+  SwigluExpertParams params = {};
+  set_parts(problem, plan, &params);
+  const SwigluWork work = problem.rows.is_present() ? problem.is_backward ? kSwigluLookupGradients : kSwigluLookup
+                          : problem.is_backward     ? kSwigluExpertGradients
+                                                    : kSwigluExperts;
+  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, &params, device_index, stream);
+}
+
+// Returns the formula of values that become codes, which does not depend on the kernel.
+SwigluFormula code_formula_of(const SwigluProblem &problem) {
+  if (problem.has_options()) return SwigluFormula::kOptions;
+  return problem.form.is_plain && problem.row_scale == nullptr ? SwigluFormula::kPlain : SwigluFormula::kForm;
+}
+
+rope_status_t run_swiglu_expert_codes(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
+                                      int32_t device_index, rope_stream_t stream) {
+  SwigluExpertCodeParams params = {};
+  set_parts(problem, plan, &params);
+  const SwigluCodes &codes = problem.codes;
+  const SwigluExpertStrides stride = part_strides(problem, problem.out_stride[kOut], 1);
+  const int64_t per_byte = codes.has_pairs() ? 2 : 1;
+  params.out_stride[kOut] = {stride.expert / per_byte, stride.row / per_byte};
+  params.scales_stride = part_strides(problem, codes.scales_stride, 1);
+  params.matrices = problem.expert_rows != nullptr ? problem.experts : 1;
+  params.lanes_log2 = plan.group_lanes_log2;
+  params.has_padding = codes.has_padding();
+  params.formula = code_formula_of(problem);
+  params.codes = codes;
+  const SwigluWork work = problem.expert_rows != nullptr ? kSwigluExpertCodes : kSwigluRowCodes;
   const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
   const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
   return launch(function, what, &params, device_index, stream);
@@ -346,6 +379,7 @@ rope_status_t run_swiglu_codes(const char *function, const SwigluProblem &given,
   SwigluCodesParams params = {};
   set_elements(problem, plan, &params);
   params.output = output;
+  params.formula = code_formula_of(problem);
   kernel_strides(problem.out_stride[output], problem.ndim, 1, params.out_stride[output]);
   params.codes = problem.codes;
   params.num_elements = problem.num_elements();
@@ -391,6 +425,7 @@ rope_status_t run_problem(const char *function, const SwigluProblem &problem, co
                           int32_t device_index, rope_stream_t stream) {
   if (problem.grad_row_scale != nullptr) return run_swiglu_row_sums(function, problem, plan, device_index, stream);
   if (problem.has_codes()) {
+    if (plan.is_expert_matrix) return run_swiglu_expert_codes(function, problem, plan, device_index, stream);
     return plan.is_matrix ? run_swiglu_code_matrix(function, problem, plan, device_index, stream)
                           : run_swiglu_codes(function, problem, plan, device_index, stream);
   }

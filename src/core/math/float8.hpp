@@ -115,12 +115,13 @@ struct GroupScale {
   float factor;   // the group's values are multiplied by it
 };
 
+constexpr float kMaxCodeFactor = 3.40282347e38f;
+
 // global / scale: 0 for a scale of 0, the largest F32 where it is above that.
 ROPE_HOST_DEVICE float written_code_factor(float scale, float global = 1.0f) {
-  constexpr float kMaxFactor = 3.40282347e38f;
   if (scale == 0) return 0;
   const float factor = global / scale;
-  return factor > kMaxFactor ? kMaxFactor : factor;
+  return factor > kMaxCodeFactor ? kMaxCodeFactor : factor;
 }
 
 // The scale of a group by the bits of its largest magnitude. The largest code is max_code; the form is not kE4M3. A
@@ -144,8 +145,9 @@ ROPE_HOST_DEVICE GroupScale scale_of_group(uint32_t magnitude, ScaleForm form, f
   if (exponent < lowest) exponent = lowest;
   const uint32_t power =
       exponent >= -126 ? static_cast<uint32_t>(exponent + 127) << 23 : 1u << static_cast<uint32_t>(exponent + 149);
-  return {form == ScaleForm::kE8M0 ? static_cast<uint32_t>(exponent + 127) : power,
-          written_code_factor(float_of(power))};
+  // The reciprocal of a power of two is exact; exponent is at most 126.
+  const float factor = exponent >= -127 ? float_of(static_cast<uint32_t>(127 - exponent) << 23) : kMaxCodeFactor;
+  return {form == ScaleForm::kE8M0 ? static_cast<uint32_t>(exponent + 127) : power, factor};
 }
 
 template <typename Float8>

@@ -453,7 +453,10 @@ void set_problem(const SwigluOperands &operands, const CodedOutput *coded, Swigl
     problem->num_rows_dtype = operands.num_rows->view.dtype;
   }
   const bool has_expert_axis = further.expert_rows != nullptr;
-  if (operands.num_rows != nullptr || problem->rows.is_present() || (codes.has_row_groups && !has_expert_axis)) {
+  // One launch writes several outputs of codes, so the axis of rows is kept in all of them.
+  const bool has_rows =
+      codes.has_row_groups || (coded != nullptr && (problem->is_backward || operands.coded.count > 1));
+  if (operands.num_rows != nullptr || problem->rows.is_present() || (has_rows && !has_expert_axis)) {
     merger.add_strides(kRowIndexStride, problem->row_index_stride);
   }
   int64_t bias_strides[2][kMaxAxes] = {};

@@ -79,13 +79,21 @@ struct SwigluCodes {
     scales.store(offset + tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4, 0, 0, bits);
   }
 
-  // Clears the padding beside a group of the last row, or beside the last group of a row. Numbers in this rectangle
-  // count the group's own scale as 0; the call clears numbers first, first + step, and so on.
+  // Clears the padding below a group of the last row, and beside the last group of a row. Both lie in the tile of the
+  // group's own scale. Numbers in this rectangle run down its rows first and count the own scale as 0; the call clears
+  // numbers first, first + step, and so on. first is at least 1.
   ROPE_HOST_DEVICE void clear_padding(int64_t offset, int64_t row, int64_t group, int64_t first, int64_t step) const {
     const int64_t num_rows = row == rows - 1 ? padded_rows() - row : 1;
     const int64_t num_groups = group == scales.groups - 1 ? padded_groups() - group : 1;
-    for (int64_t i = first; i < num_rows * num_groups; i += step) {
-      store_scale(offset, row + i / num_groups, group + i % num_groups, 0);
+    if (num_rows * num_groups == 1) return;
+    const int64_t tile = row / 128 * (padded_groups() / 4) + group / 4;
+    char *const bytes = scales.data + offset + tile * 512 + group % 4;
+    int64_t beside = 0;
+    for (int64_t below = first;; below += step) {
+      for (; below >= num_rows && beside < num_groups; ++beside) below -= num_rows;
+      if (beside == num_groups) return;
+      const uint32_t at = static_cast<uint32_t>(row % 128 + below);
+      bytes[at % 32 * 16 + at / 32 * 4 + beside] = 0;
     }
   }
 };

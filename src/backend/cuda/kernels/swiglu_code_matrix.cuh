@@ -73,25 +73,6 @@ __device__ __forceinline__ void compute_values(const SwigluCodeMatrixParams &par
   for (int i = 0; i < 8; ++i) result[i] = of_vector[kOut][i];
 }
 
-__device__ __forceinline__ float larger_magnitude_of(float largest, const float (&value)[8]) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) largest = max_magnitude(largest, value[i]);
-  return largest;
-}
-
-// Stores the codes of vector number `vector` of a row that begins at `row`.
-__device__ __forceinline__ void store_vector_of_codes(const SwigluCodes &codes, char *row, uint32_t vector,
-                                                      float factor, const float (&value)[8]) {
-  const auto factor_of = [=](uint32_t) { return factor; };
-  if (codes.dtype == ROPE_DTYPE_F8_E4M3) {
-    store_codes<Float8E4M3>(row + uint64_t{vector} * 8, factor_of, value);
-  } else if (codes.dtype == ROPE_DTYPE_F8_E5M2) {
-    store_codes<Float8E5M2>(row + uint64_t{vector} * 8, factor_of, value);
-  } else {
-    store_code_pairs(row + uint64_t{vector} * 4, factor, value);
-  }
-}
-
 template <typename T, bool IsPlain, bool HasScales>
 __global__ void __launch_bounds__(kSwigluCodeThreads)
     swiglu_code_matrix_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {

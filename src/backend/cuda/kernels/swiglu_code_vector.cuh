@@ -1,10 +1,28 @@
-// swiglu_code_vector.cuh - eight values of a thread as codes of 8 or 4 bits
+// swiglu_code_vector.cuh - the values of a thread that become codes, and eight of them as codes of 8 or 4 bits
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
+#include "backend/cuda/kernels/swiglu_activation.cuh"
+#include "backend/cuda/kernels/swiglu_vector.cuh"
 #include "backend/cuda/kernels/vector.cuh"
+#include "core/problem/swiglu_problem.hpp"
 
 namespace rope {
+
+// Computes values by kPlain, kForm or else kOptionsFormula. Kernels with every option have the bits of those that know
+// only the first two.
+template <SwigluFormula kOptionsFormula, typename T, int V, int NumInputs, int NumOutputs>
+__device__ __forceinline__ void compute_by_formula(SwigluFormula formula, const float (&value)[NumInputs][V],
+                                                   const FormWithOptions<float> &form, float row_scale,
+                                                   bool has_row_scale, float (&result)[NumOutputs][V]) {
+  if (formula == SwigluFormula::kPlain) {
+    compute_vector<true>(value, form, 1.0f, false, result);
+  } else if (formula == SwigluFormula::kForm) {
+    compute_vector<false>(value, form, row_scale, has_row_scale, result);
+  } else {
+    compute_with_options<kOptionsFormula, T, V>(value, form, row_scale, has_row_scale, result);
+  }
+}
 
 // Stores the codes of eight values in order. factor_of(i) is the factor of value i.
 template <typename Float8, typename Factor>
@@ -27,6 +45,25 @@ __device__ __forceinline__ void store_code_pairs(char *to, float factor, const f
     codes.word[0] |= uint32_t{round_to<Float4E2M1>(multiply_rounded(value[i], factor)).bits} << (4 * i);
   }
   store_vector(to, codes);
+}
+
+__device__ __forceinline__ float larger_magnitude_of(float largest, const float (&value)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) largest = max_magnitude(largest, value[i]);
+  return largest;
+}
+
+// Stores the codes of vector number `vector` of a row that begins at `row`.
+__device__ __forceinline__ void store_vector_of_codes(const SwigluCodes &codes, char *row, uint32_t vector,
+                                                      float factor, const float (&value)[8]) {
+  const auto factor_of = [=](uint32_t) { return factor; };
+  if (codes.dtype == ROPE_DTYPE_F8_E4M3) {
+    store_codes<Float8E4M3>(row + uint64_t{vector} * 8, factor_of, value);
+  } else if (codes.dtype == ROPE_DTYPE_F8_E5M2) {
+    store_codes<Float8E5M2>(row + uint64_t{vector} * 8, factor_of, value);
+  } else {
+    store_code_pairs(row + uint64_t{vector} * 4, factor, value);
+  }
 }
 
 }  // namespace rope

@@ -16,6 +16,7 @@
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_scale.cuh"
 #include "backend/cuda/kernels/swiglu_activation.cuh"
+#include "backend/cuda/kernels/swiglu_code_vector.cuh"
 #include "backend/cuda/kernels/swiglu_elements.cuh"
 #include "plan/tuning.hpp"
 
@@ -67,7 +68,8 @@ __device__ __forceinline__ float code_value(const SwigluCodesParams &params, con
   if constexpr (IsBackward) {
     value[kGradOut][0] = load_element<T>(params.in[kGradOut] + index.offset(params.in_stride[kGradOut]));
   }
-  compute_with_options<SwigluFormula::kOptions, T, 1>(value, options_of<float>(params), row_scale, true, result);
+  compute_by_formula<SwigluFormula::kOptions, T, 1>(params.formula, value, params.options.form, row_scale,
+                                                    params.row_scale != nullptr, result);
   const float number = IsBackward && params.output == kGradUp ? result[IsBackward ? 1 : 0][0] : result[0][0];
   return params.codes.rounds_first ? to_float(round_to<T>(number)) : number;
 }

@@ -26,6 +26,8 @@ enum SwigluWork {
   kSwigluCodeMatrix,        // forward to codes: SwigluPlan::is_matrix, without written scales
   kSwigluScaledCodeMatrix,  // forward to codes: SwigluPlan::is_matrix, with a scale for each group of a row
   kSwigluCodeRows,          // forward to codes: SwigluPlan::is_matrix, with a scale for each row
+  kSwigluExpertCodes,       // forward to codes: SwigluPlan::is_expert_matrix
+  kSwigluRowCodes,          // forward to codes: SwigluPlan::is_expert_matrix without SwigluProblem::expert_rows
   kSwigluCodes,             // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
   kSwigluGradientCodes,     // backward, a gradient to codes of 8 bits
   kSwigluCodeBlocks,        // forward to codes by row and by column: SwigluCallPlan::has_blocks
@@ -112,8 +114,9 @@ struct SwigluOptionsParams : SwigluKernelParams {
 
 // An output becomes codes. A block processes a unit: a group with a written scale, or kSwigluCodeElements elements.
 struct SwigluCodesParams : SwigluOptionsParams {
-  SwigluCodes codes;  // scales_stride and scale_row_stride of this struct replace its own
-  int output;         // SwigluOutput
+  SwigluCodes codes;      // scales_stride and scale_row_stride of this struct replace its own
+  SwigluFormula formula;  // kPlain, kForm or kOptions
+  int output;             // SwigluOutput
   int64_t num_elements;
   int64_t unit_elements;
   int64_t scales_stride[kMaxAxes];     // in elements, right-aligned as other strides
@@ -189,6 +192,16 @@ struct SwigluExpertParams {
   int64_t factor_stride;  // replaces row_scale_stride with row_index
   const char *num_rows;   // if rows are looked up; NULL: all
   bool is_num_rows_64_bit;
+};
+
+// Those tensors, forward to codes. The strides of scales are in elements; for scales in tiles, that of rows is 0.
+struct SwigluExpertCodeParams : SwigluExpertParams {
+  SwigluExpertStrides scales_stride;
+  int64_t matrices;       // of scales in tiles
+  uint32_t lanes_log2;    // lanes of a group with a written scale
+  bool has_padding;       // of scales in tiles
+  SwigluFormula formula;  // kPlain, kForm or kOptions
+  SwigluCodes codes;
 };
 
 // Matrices, forward. A matrix with rows that follow each other in memory has a single row here.

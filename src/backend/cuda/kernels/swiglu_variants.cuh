@@ -5,6 +5,7 @@
 #include "backend/cuda/kernels/swiglu_code_blocks.cuh"
 #include "backend/cuda/kernels/swiglu_code_matrix.cuh"
 #include "backend/cuda/kernels/swiglu_codes.cuh"
+#include "backend/cuda/kernels/swiglu_expert_codes.cuh"
 #include "backend/cuda/kernels/swiglu_matrix.cuh"
 #include "backend/cuda/kernels/swiglu_options.cuh"
 #include "backend/cuda/kernels/swiglu_rows.cuh"
@@ -35,6 +36,14 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluCodeRows:
       if constexpr (kSize == 2) {
         if (vector_elements == 8 && !variant.is_alternating && !has_options) return find_swiglu_code_kernel<T>(variant);
+      }
+      return nullptr;
+    case kSwigluExpertCodes:
+    case kSwigluRowCodes:
+      if constexpr (kSize == 2) {
+        if (vector_elements == 8 && !variant.is_alternating && variant.formula == SwigluFormula::kBiases) {
+          return find_swiglu_expert_code_kernel<T>(variant);
+        }
       }
       return nullptr;
     case kSwigluCodeBlocks:
