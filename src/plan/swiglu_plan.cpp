@@ -354,10 +354,7 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
     if (codes.scales.groups * codes.group_elements != columns) return false;
     plan->has_code_rows =
         !find_group_lanes(codes.group_elements, 2 * kElements, &plan->group_lanes_log2);  // two vectors
-    if (plan->has_code_rows &&
-        (codes.scales.groups != 1 || vectors_per_row > int64_t{kMaxSwigluCodeRowThreads} * kVectorsOfCodeRow)) {
-      return false;
-    }
+    if (plan->has_code_rows && codes.scales.groups != 1) return false;
   }
   plan->is_matrix = true;
   plan->formula = problem.form.is_plain ? SwigluFormula::kPlain : SwigluFormula::kForm;
@@ -366,7 +363,8 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   plan->num_vectors = problem.num_elements() / kElements;
   plan->threads = kSwigluCodeThreads;
   if (plan->has_code_rows) {
-    plan->threads = round_up_to_warps(static_cast<uint32_t>((vectors_per_row - 1) / kVectorsOfCodeRow + 1));
+    const uint32_t threads = round_up_to_warps(static_cast<uint32_t>((vectors_per_row - 1) / kVectorsOfCodeRow + 1));
+    plan->threads = threads < kMaxSwigluCodeRowThreads ? threads : kMaxSwigluCodeRowThreads;
   }
   return true;
 }

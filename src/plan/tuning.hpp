@@ -280,9 +280,9 @@ constexpr int kSwigluMaxHalfVectorThreads = 300;  // for each multiprocessor: up
 constexpr uint32_t kSwigluPartVectors = 128;      // that a warp takes at a time of a row of an expert
 // For kernels of matrices that become codes. The next launch begins behind the loads: 1.11 us, at once 1.32.
 constexpr uint32_t kSwigluCodeThreads = 128;
-constexpr int kMaxSwigluCodeRowThreads = 512;  // of a block of a row that has one scale
-constexpr int kVectorsOfCodeRow = 4;           // of a thread there
-constexpr int64_t kSwigluCodeElements = 1024;  // of a block of codes without written scales
+constexpr uint32_t kMaxSwigluCodeRowThreads = 512;  // of a block of a row that has one scale
+constexpr int kVectorsOfCodeRow = 4;                // that a thread holds there
+constexpr int64_t kSwigluCodeElements = 1024;       // of a block of codes without written scales
 // For kernels of matrices that become codes by row and by column. A warp takes so many rows, and so many columns.
 constexpr int kMinSwigluBlockCapability = 90;
 constexpr uint32_t kSwigluBlockThreads = 128;

@@ -575,6 +575,24 @@ TEST_CASE("SwiGLU to codes of long rows with experts, factors and biases", "[swi
   }
 }
 
+TEST_CASE("SwiGLU to codes with one scale for a row of any length", "[swiglu][codes][sanitize]") {
+  for (const int64_t columns : {8, 264, 16384, 16392, 28672, 33024}) {
+    for (const bool has_experts : {false, true}) {
+      INFO(columns << " columns, experts " << has_experts);
+      CodesCase codes;
+      codes.shape = has_experts ? Shape{2, 2, columns} : Shape{3, columns};
+      codes.rows = has_experts ? 2 : 1;
+      if (has_experts) codes.expert_rows = {2, 1};
+      codes.groups = 1;
+      codes.has_amax = true;
+      codes.check();
+      codes.flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+      codes.up_offset = 0.5;
+      codes.check();
+    }
+  }
+}
+
 TEST_CASE("SwiGLU to codes of zeros, infinities and NaN, floors of scales", "[swiglu][codes]") {
   for (const rope_dtype_t scale : {ROPE_DTYPE_F32, ROPE_DTYPE_F8_E8M0}) {
     CodesCase codes;

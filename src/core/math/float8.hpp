@@ -84,9 +84,25 @@ ROPE_HOST_DEVICE Float8E5M2 round_to<Float8E5M2>(float value) {
 #endif
 }
 
+// Codes 0 to 7 of 4 bits are 0, 0.5, 1, 1.5, 2, 3, 4 and 6. So the code of a magnitude m is the smallest of 2 m, m + 2,
+// m / 2 + 4 and 7, rounded to an integer, to the even one halfway. Adding 2^23 rounds once and leaves the integer in
+// the lowest bits.
 template <>
 ROPE_HOST_DEVICE Float4E2M1 round_to<Float4E2M1>(float value) {
-  return round_to_code_by_bits<Float4E2M1>(value);
+  constexpr float kInteger = 0x1p23f;
+  const float magnitude = float_of(bits_of(value) & 0x7fffffffu), doubled = magnitude * 2.0f + kInteger;
+  const float moved = magnitude + (kInteger + 2.0f), halved = magnitude * 0.5f + (kInteger + 4.0f);
+  const float largest = kInteger + 7.0f;
+#if defined(__CUDA_ARCH__)
+  // fminf of NaN and a number is the number. The sign bit of NaN is 0 in results of arithmetic.
+  const uint32_t code = bits_of(fminf(fminf(doubled, moved), fminf(halved, largest)));
+  return {static_cast<uint8_t>((code & 7u) | (bits_of(value) >> 28 & 8u))};
+#else
+  const auto smaller = [](float a, float b) { return a < b ? a : b; };  // b if a is NaN
+  const uint32_t code = bits_of(smaller(smaller(smaller(doubled, moved), halved), largest));
+  const uint32_t sign = (bits_of(value) & 0x7fffffffu) > 0x7f800000u ? 0 : bits_of(value) >> 28 & 8u;
+  return {static_cast<uint8_t>((code & 7u) | sign)};
+#endif
 }
 
 ROPE_HOST_DEVICE float to_float(Float8E4M3 code) {

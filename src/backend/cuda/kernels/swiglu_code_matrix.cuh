@@ -9,8 +9,9 @@
 //   vector of the group     0   1   …   lanes-1   lanes   lanes+1   …   2*lanes-1
 //   lane                    0   1   …   lanes-1     0        1      …    lanes-1
 //
-// swiglu_code_row_kernel: a block has a row with one scale, and each of its threads up to kVectorsOfCodeRow vectors,
-// blockDim.x apart.
+// swiglu_code_row_kernel: a block has a row with one scale. Each of its threads holds up to kVectorsOfCodeRow vectors,
+// blockDim.x apart. Of longer rows it reads and computes the other vectors twice, once for the largest magnitude and
+// once for the codes; the second time the inputs are in the caches.
 //
 // Both read two elements for every code that they write, and write a scale for each group. Rows that do not exist are
 // neither read nor written.
@@ -112,8 +113,9 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
     // Lanes of rows that do not exist take part in the shuffles, with 0.
     if (HasScales) magnitude = max_over_lanes(magnitude, params.lanes_log2);
     if (codes.amax != nullptr) {
-      const uint32_t of_warp = max_over_lanes(magnitude, 5);
-      if (threadIdx.x % 32 == 0) raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), of_warp);
+      // A request of each warp to this one address would take longer than the rest.
+      const uint32_t of_block = max_over_block<kSwigluCodeThreads>(magnitude);
+      if (threadIdx.x == 0) raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), of_block);
     }
     if (HasScales) {
       const GroupScale scale = codes.scale_of(magnitude, given);
@@ -149,6 +151,10 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
     gates[i] = load_vector<Vector<T, 8>>(gate + uint64_t{vector_of(i)} * 16);
     ups[i] = load_vector<Vector<T, 8>>(up + uint64_t{vector_of(i)} * 16);
   }
+  const auto compute = [&](uint32_t vector, float(&result)[8]) {
+    compute_values<T, IsPlain>(params, load_vector<Vector<T, 8>>(gate + uint64_t{vector} * 16),
+                               load_vector<Vector<T, 8>>(up + uint64_t{vector} * 16), result);
+  };
   const float given = row.given_scale(codes);
   begin_dependent_launch();
   float value[kVectorsOfCodeRow][8], largest = 0;
@@ -156,6 +162,12 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
   for (int i = 0; i < kVectorsOfCodeRow; ++i) {
     compute_values<T, IsPlain>(params, gates[i], ups[i], value[i]);
     if (vector_of(i) < params.vectors_per_row) largest = larger_magnitude_of(largest, value[i]);
+  }
+#pragma unroll 1
+  for (uint32_t vector = vector_of(kVectorsOfCodeRow); vector < params.vectors_per_row; vector += blockDim.x) {
+    float further[8];
+    compute(vector, further);
+    largest = larger_magnitude_of(largest, further);
   }
   const uint32_t magnitude = max_over_block<kMaxSwigluCodeRowThreads>(bits_of(largest));
   const GroupScale scale = codes.scale_of(magnitude, given);
@@ -168,6 +180,12 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
   for (int i = 0; i < kVectorsOfCodeRow; ++i) {
     if (vector_of(i) >= params.vectors_per_row) continue;
     store_vector_of_codes(codes, out, vector_of(i), scale.factor, value[i]);
+  }
+#pragma unroll 1
+  for (uint32_t vector = vector_of(kVectorsOfCodeRow); vector < params.vectors_per_row; vector += blockDim.x) {
+    float further[8];
+    compute(vector, further);
+    store_vector_of_codes(codes, out, vector, scale.factor, further);
   }
 }
 
