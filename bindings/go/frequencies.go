@@ -3,7 +3,7 @@ package rope
 // #include "shim.h"
 import "C"
 
-// ScalingType is rope_scaling_type_t; <rope/rope.h> has the formulas.
+// ScalingType is rope_scaling_type_t: a published recipe for longer contexts. <rope/rope.h> has the formulas.
 type ScalingType int32
 
 const (
@@ -22,7 +22,8 @@ const (
 	ScalingFactors         ScalingType = C.ROPE_SCALING_FACTORS
 )
 
-// Scaling is rope_scaling_t: a recipe and its parameters. A parameter that the recipe does not use must be zero.
+// Scaling is rope_scaling_t: a recipe and its parameters. A parameter that the recipe does not use must be zero. The
+// three arrays have a factor for each pair.
 type Scaling struct {
 	Type                ScalingType
 	Factor              float64
@@ -44,17 +45,18 @@ type Scaling struct {
 	NoTruncate          bool // ROPE_SCALING_FLAG_NO_TRUNCATE
 }
 
-// pairsOf returns room for the pairs of a rotaryDim. The library refuses a rotaryDim out of range before it uses the
-// room.
-func pairsOf(rotaryDim int32) int32 {
-	if rotaryDim < 2 {
+// pairArrayLength returns the length of an array with an entry for each pair of rotaryDim channels. It is 1 for a
+// rotaryDim out of range: the library refuses this value, and writes nothing, but needs a pointer.
+func pairArrayLength(rotaryDim int32) int32 {
+	const maxRotaryDim = 1024
+	if rotaryDim < 2 || rotaryDim > maxRotaryDim {
 		return 1
 	}
 	return rotaryDim / 2
 }
 
-// ScaledFrequencies has the frequencies of a recipe, and its factor of cos and sin: Config's InvFreq and
-// AttentionScale.
+// ScaledFrequencies returns the rotaryDim/2 frequencies of a recipe, in radians per position, and its factor of cos and
+// sin: Config's InvFreq and AttentionScale. theta is the base of the frequencies.
 func ScaledFrequencies(rotaryDim int32, theta float64, scaling Scaling) (invFreq []float64, attentionScale float64,
 	err error) {
 	factors := 0
@@ -90,7 +92,7 @@ func ScaledFrequencies(rotaryDim int32, theta float64, scaling Scaling) (invFreq
 	}
 	var text errorText
 	var scale C.double
-	invFreq = make([]float64, pairsOf(rotaryDim))
+	invFreq = make([]float64, pairArrayLength(rotaryDim))
 	status := C.rope_go_scaled_frequencies(C.int32_t(rotaryDim), C.double(theta), &c,
 		(*C.double)(first(scaling.ShortFactor)), (*C.double)(first(scaling.LongFactor)),
 		(*C.double)(first(scaling.PairFactors)), (*C.double)(first(invFreq)), &scale, text.pointer(), text.size())
@@ -100,7 +102,7 @@ func ScaledFrequencies(rotaryDim int32, theta float64, scaling Scaling) (invFreq
 	return invFreq, float64(scale), nil
 }
 
-// SectionsType is rope_sections_type_t: the meaning of the section lists of multi-axis models.
+// SectionsType is rope_sections_type_t: the rule that reads the section list of a model with several position axes.
 type SectionsType int32
 
 const (
@@ -112,7 +114,8 @@ const (
 	SectionsVision      SectionsType = C.ROPE_SECTIONS_VISION
 )
 
-// SectionAxes has the position axis that turns each pair, and its frequency: Config's PairAxis and InvFreq.
+// SectionAxes returns the position axis that turns each pair, and the pair's frequency in radians per position:
+// Config's PairAxis and InvFreq. sections has lengths in pairs.
 func SectionAxes(rotaryDim int32, theta float64, sectionsType SectionsType, sections ...int32) (pairAxis []int32,
 	invFreq []float64, err error) {
 	c := C.rope_sections_t{
@@ -126,8 +129,8 @@ func SectionAxes(rotaryDim int32, theta float64, sectionsType SectionsType, sect
 		}
 	}
 	var text errorText
-	pairAxis = make([]int32, pairsOf(rotaryDim))
-	invFreq = make([]float64, pairsOf(rotaryDim))
+	pairAxis = make([]int32, pairArrayLength(rotaryDim))
+	invFreq = make([]float64, pairArrayLength(rotaryDim))
 	status := C.rope_go_section_axes(C.int32_t(rotaryDim), C.double(theta), &c, (*C.int32_t)(first(pairAxis)),
 		(*C.double)(first(invFreq)), text.pointer(), text.size())
 	if err := text.of(status); err != nil {

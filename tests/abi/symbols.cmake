@@ -1,4 +1,5 @@
-# cmake -D NM=… -D LIBRARY=… -D GOLDEN=… -P symbols.cmake: the library exports exactly the functions of the golden file.
+# cmake -D NM=… -D LIBRARY=… -D GOLDEN=… -P symbols.cmake: the library exports the functions that the file GOLDEN lists,
+# one a line, in version node ROPE_0, and nothing else.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -7,7 +8,7 @@ string(REPLACE "\n" ";" lines "${output}")
 set(found "")
 foreach(line IN LISTS lines)
   if(line MATCHES "^[0-9a-f]+ A ROPE_[0-9]+(@@ROPE_[0-9]+)?$")
-    continue() # the version node itself
+    continue() # the absolute symbol of the version node itself
   elseif(line MATCHES "^[0-9a-f]+ T ([A-Za-z0-9_]+)@@ROPE_0$")
     list(APPEND found "${CMAKE_MATCH_1}")
   elseif(NOT line STREQUAL "")

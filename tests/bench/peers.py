@@ -1,26 +1,28 @@
 #!/usr/bin/env python3
-"""Measures other libraries on the cases of rope-bench, on one GPU and in one process with librope.
+"""Measures librope and other libraries on cases of rope-bench, in one process on one GPU.
 
 usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--rope-bench FILE] [--commit ID] [--no-compile]
                 [--list] [--tiny]
 
-  --library     librope.so; build/librope.so without it
-  --case        only workloads whose names match; --list prints them
+  --library     the librope.so to measure; default: build/librope.so
+  --case        only workloads whose names match GLOB
   --json        writes every figure to FILE
-  --rope-bench  JSON of rope-bench: its rows are added as "librope, from C"
+  --rope-bench  FILE is the JSON of rope-bench: its rows are added as "librope, from C"
+  --commit      the commit that the JSON names; default: ROPE_BENCH_COMMIT of the environment
   --no-compile  leaves out torch.compile, which takes minutes
-  --tiny        a few tokens, results only, on the CPU if there is no GPU: checks that this program works
+  --list        prints the names of the workloads
+  --tiny        a few tokens and no times, on the CPU if there is no GPU: checks that this program works
 
-It compares torch eager and torch.compile (default and max-autotune-no-cudagraphs) with formulas as in Hugging Face's
-models, Triton kernels as in the tutorials, librope through ctypes, and flash-attn, Liger, vLLM, sglang, flashinfer and
-TransformerEngine if they are installed. For norm, rotation and cache it calls the smallest sequence of kernels that
-vLLM, sglang and flashinfer have. Preparations of an implementation (tables of cosines, gathered rows, flat views) are
-not part of the measurement.
+The implementations are librope through ctypes; the formulas of Hugging Face's models in torch, eager and compiled
+(modes default and max-autotune-no-cudagraphs); Triton kernels as in the tutorials; and flash-attn, Liger, vLLM, sglang,
+flashinfer and TransformerEngine if they are installed. For a step (norm, rotation, cache) vLLM, sglang and flashinfer
+run the shortest sequence of kernels that they have. The preparation of an implementation (tables of cosines, gathered
+rows, flat views) is not timed.
 
-Method: each implementation is first checked against a reference in double; memory in which it allocates outputs is
-poisoned with NaN. Times are medians of replays of a CUDA graph of several calls over buffers that together exceed the
-L2 cache (decode: four sets inside it), alternating with replays of a copy kernel (16 bytes per thread) that moves as
-many bytes.
+Method: the results of each implementation are first compared with a reference in double; the memory of its outputs is
+filled with NaN before. Times are medians of replays of a CUDA graph of several calls over buffers that together exceed
+the L2 cache (decode: four sets inside it), alternating with replays of a copy kernel (16 bytes per thread) that moves
+as many bytes.
 """
 
 import argparse
@@ -43,9 +45,10 @@ import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# ---- Cases: those of cases.txt; its first lines define the words ----
+# ---- Cases: those of cases.txt; its first lines define the keys and values ----
 
-# One per class; every case of rope-bench with this name as a prefix is a variant for librope.
+# A workload has the name of a case without /angles/place and what follows. The cases of rope-bench that begin with the
+# name are its variants: librope runs each of them, a peer runs the workload once.
 WORKLOADS = [
     "rope/r1/f32", "rope/one-head/f32", "rope/r3/f16", "rope/llama3-8b/prefill/bf16", "rope/llama3-70b/prefill/bf16",
     "rope/llama3-8b/decode-1/bf16", "rope/llama3-8b/decode-8/bf16", "rope/llama3-8b/decode-64/bf16",
@@ -62,7 +65,7 @@ WORKLOADS = [
 
 
 def read_cases():
-    """Name to words of every case that runs on a GPU."""
+    """Returns the keys and values of the cases with measure=stream or resident, by name."""
     cases = {}
     with open(os.path.join(HERE, "cases.txt"), encoding="utf-8") as file:
         for line in file.read().replace("\\\n", " ").splitlines():
@@ -84,28 +87,32 @@ def read_cases():
 
 
 def variants_of(workload, cases):
+    """The cases of a workload's name, by their own names."""
     return {name: case for name, case in cases.items() if name == workload or name.startswith(workload + "/")}
 
 
-# ---- librope through ctypes: only the package's copy of rope.h's structs is used ----
+# ---- librope through ctypes: the Python package's declarations of rope.h, without the package ----
 
 ABI_FILE = os.path.join(HERE, "..", "..", "bindings", "python", "librope", "_abi.py")
 abi_spec = importlib.util.spec_from_file_location("rope_abi", ABI_FILE)
 abi = importlib.util.module_from_spec(abi_spec)
 abi_spec.loader.exec_module(abi)
 
-DTYPES = {"f32": (1, torch.float32), "f16": (2, torch.float16), "bf16": (3, torch.bfloat16)}
-CODES = {torch_dtype: code for code, torch_dtype in DTYPES.values()}
-CODES[torch.int32] = abi.ROPE_DTYPE_I32
-CODES[torch.int64] = abi.ROPE_DTYPE_I64
-LAYOUTS = {"bshd": 1, "sbhd": 2, "bhsd": 3, "thd": 4}
-STYLES = {"half": 1, "interleaved": 2}
-PAGE_ENTRIES = 16
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPE_NUMBERS = {torch.float32: abi.ROPE_DTYPE_F32, torch.float16: abi.ROPE_DTYPE_F16,
+                 torch.bfloat16: abi.ROPE_DTYPE_BF16, torch.int32: abi.ROPE_DTYPE_I32, torch.int64: abi.ROPE_DTYPE_I64}
+LAYOUTS = {"bshd": abi.ROPE_LAYOUT_BSHD, "sbhd": abi.ROPE_LAYOUT_SBHD, "bhsd": abi.ROPE_LAYOUT_BHSD,
+           "thd": abi.ROPE_LAYOUT_THD}
+STYLES = {"half": abi.ROPE_STYLE_HALF, "interleaved": abi.ROPE_STYLE_INTERLEAVED}
+PAGE_ENTRIES = 16  # entries of a page of a cache
 NORM_EPS = 1e-6
 
 
 class NotHere(Exception):
-    """This implementation cannot run this workload here; the text says why."""
+    """An implementation cannot run a workload here. The text is the reason."""
+
+
+OTHER_CASE = "not of this case"  # the reason if the implementation is of another operation; such rows are dropped
 
 
 class Library:
@@ -113,13 +120,12 @@ class Library:
     def __init__(self, path):
         self.functions = ctypes.CDLL(path)
         abi.bind(self.functions)
-        self.kept = []  # descriptors keep no pointers, and arguments are read in each call
 
     def build_info(self):
         return self.functions.rope_build_info().decode()
 
     def check(self, status):
-        if status == 0:
+        if status == abi.ROPE_STATUS_SUCCESS:
             return
         text = self.functions.rope_last_error().decode()
         raise NotHere(text) if status == abi.ROPE_STATUS_NOT_SUPPORTED else RuntimeError(text)
@@ -131,21 +137,21 @@ class Library:
         return descriptor
 
     def caller(self, function, descriptor, args_of_sets, on_gpu):
-        """set -> None; does nothing but the call."""
+        """Returns a function that calls the library with the args of a set, and does nothing else."""
         call, check = getattr(self.functions, function), self.check
-        self.kept.append(args_of_sets)
 
         def run(i):
             stream = torch.cuda.current_stream().cuda_stream if on_gpu else None
             status = call(descriptor, args_of_sets[i], stream)
-            if status != 0:
+            if status != abi.ROPE_STATUS_SUCCESS:
                 check(status)
 
         return run
 
 
 def view_of(tensor):
-    view = abi.rope_tensor_t(data=tensor.data_ptr(), dtype=CODES[tensor.dtype], ndim=tensor.dim(), flags=1)
+    view = abi.rope_tensor_t(data=tensor.data_ptr(), dtype=DTYPE_NUMBERS[tensor.dtype], ndim=tensor.dim(),
+                             flags=abi.ROPE_TENSOR_STRIDED)
     view.shape[:tensor.dim()] = tensor.shape
     view.stride[:tensor.dim()] = tensor.stride()
     return view
@@ -155,13 +161,18 @@ def view_of(tensor):
 
 
 class Workload:
-    """The common part of a case's implementations: `sets` sets of inputs, and the expected outputs."""
+    """The part of a case that its implementations have in common: `sets` sets of inputs, and the expected outputs.
 
-    def __init__(self, name, case, options):
-        self.name, self.case, self.device = name, case, options.device
-        self.group = case["class"]
+    Subclasses have these functions, which read or compute a few sampled tokens or rows of set 0 in double:
+      before()        the inputs. It runs before a call, which may overwrite them
+      exact(before)   the expected outputs
+      got(outputs)    the outputs of a call; None: the call worked in place
+    """
+
+    def __init__(self, case, options):
+        self.case, self.device = case, options.device
         self.dtype_name = case.get("dtype", "bf16")
-        self.dtype = DTYPES[self.dtype_name][1]
+        self.dtype = DTYPES[self.dtype_name]
         self.is_backward = case.get("direction") == "backward"
         self.is_resident = case.get("measure") == "resident"
         self.is_tiny = options.tiny
@@ -173,9 +184,10 @@ class Workload:
         return tensor.uniform_(-2, 2, generator=self.generator)
 
     def poison(self):
-        """Writes NaN to the preallocated outputs of set 0."""
+        """Writes NaN to those outputs of set 0 that all implementations share: the caches."""
 
     def count_sets(self, footprint):
+        """The number of sets of `footprint` bytes each: together four times the L2 cache, within 2 to 64."""
         if self.is_tiny:
             return 2
         if self.is_resident:
@@ -184,14 +196,14 @@ class Workload:
         return max(2, min(64, math.ceil(4 * l2 / footprint)))
 
     def allowed_error(self):
-        # Peers round more than once.
+        """The largest relative error. It is larger than that of librope: peers round more than once."""
         return {"f32": 5e-3, "f16": 2e-3, "bf16": 1e-2}[self.dtype_name]
 
 
 class RopeWorkload(Workload):
 
-    def __init__(self, name, case, options):
-        super().__init__(name, case, options)
+    def __init__(self, case, options):
+        super().__init__(case, options)
         self.layout = case.get("layout", "thd")
         self.batch, self.tokens = int(case.get("batch", 1)), int(case["tokens"])
         if self.is_tiny:
@@ -208,7 +220,7 @@ class RopeWorkload(Workload):
         rows, heads = self.batch * self.tokens, self.q_heads + self.k_heads + self.v_heads
         self.bytes_in_place = 2 * rows * heads * self.rotary_dim * size
         self.bytes_out_of_place = 2 * rows * heads * self.head_dim * size
-        # Positions of tokens b * S + s, and of rows in memory order.
+        # `positions` has those of tokens b * S + s, `row_positions` those of rows in memory order.
         if self.is_resident:
             self.positions = torch.randint(0, 8192, (rows,), device=self.device, generator=self.generator)
             self.max_position = 8192
@@ -222,7 +234,7 @@ class RopeWorkload(Workload):
         self.cos32, self.sin32 = angles.cos().float(), angles.sin().float()
         self.cos, self.sin = self.cos32.to(self.dtype), self.sin32.to(self.dtype)
         del angles
-        self.sets = self.count_sets(self.bytes_in_place / 2)
+        self.sets = self.count_sets(self.bytes_in_place / 2)  # in place, bytes are read and written once each
         self.make_inputs()
         self.outputs = None
 
@@ -252,7 +264,7 @@ class RopeWorkload(Workload):
         return tensor.transpose(0, 1) if self.layout == "sbhd" else tensor
 
     def flat(self, tensor):
-        """[rows in memory, H, D]"""
+        """A view [rows in memory order, H, D]."""
         return tensor.view(-1, *tensor.shape[-2:])
 
     def sampled_tokens(self):
@@ -260,7 +272,7 @@ class RopeWorkload(Workload):
         return torch.linspace(0, count - 1, min(count, 16), device=self.device, dtype=torch.float64).long()
 
     def sampled(self, tensor):
-        """Sampled tokens in double: [n, H, D], and their positions."""
+        """The sampled tokens in double, [n, H, D], and their positions, [n]."""
         tokens = self.sampled_tokens()
         rows = self.as_bshd(tensor)[tokens // self.tokens, tokens % self.tokens]
         return rows.double().clone(), self.positions[tokens]
@@ -291,7 +303,7 @@ class RopeWorkload(Workload):
 
 
 class StepWorkload(RopeWorkload):
-    """RMS norm, rotation and cache, as far as the case has them, on views of one packed tensor."""
+    """Those of RMS norm, rotation and cache that the case has, on views of one packed tensor [T, Hq + Hk + Hv, D]."""
 
     def make_inputs(self):
         self.has_norm, self.has_cache = "norm" in self.case, "cache" in self.case
@@ -300,13 +312,15 @@ class StepWorkload(RopeWorkload):
         self.packed = [self.random(self.tokens, sum(heads), self.head_dim) for _ in range(self.sets)]
         parts = [packed.split(heads, 1) for packed in self.packed]
         self.q, self.k, self.v = ([part[i] if heads[i] else None for part in parts] for i in range(3))
-        # Weights have magnitude 1: with others, after many calls in place only the largest values would remain.
+        # Weights have magnitude 1. Calls in place norm their own results: with other weights only the channel with the
+        # largest one would remain after many calls.
         self.weights = [self.random(self.head_dim).sign() for _ in range(2)]
         if self.has_cache:
             self.make_caches()
 
     def make_caches(self):
-        """Pages in random order, twice as many as are written; in decode one for each token."""
+        """Makes caches [pages, entries, H, D] with twice as many pages as a call writes to, in random order. In decode
+        each token has a page of its own."""
         self.num_pages = 2 * -(-self.tokens // PAGE_ENTRIES)
         if self.is_resident:
             self.num_pages = max(2 * self.tokens, 0 if self.is_tiny else 2048)
@@ -341,8 +355,8 @@ class StepWorkload(RopeWorkload):
 
     def got(self, outputs):
         given = self.inputs(0) if outputs is None else outputs
-        in_place = given[:(self.q[0] is not None) + (not self.has_cache)]
-        rows = [self.sampled(tensor)[0] for tensor in in_place]
+        beside_cache = given[:(self.q[0] is not None) + (not self.has_cache)]  # k and v are read from their caches
+        rows = [self.sampled(tensor)[0] for tensor in beside_cache]
         slots = self.slots[self.sampled_tokens()] if self.has_cache else None
         caches = (self.k_cache[0], self.v_cache[0]) if self.has_cache else ()
         return rows + [cache.flatten(0, 1)[slots].double() for cache in caches]
@@ -350,8 +364,8 @@ class StepWorkload(RopeWorkload):
 
 class SwigluWorkload(Workload):
 
-    def __init__(self, name, case, options):
-        super().__init__(name, case, options)
+    def __init__(self, case, options):
+        super().__init__(case, options)
         self.rows, self.columns = int(case["rows"]), int(case["columns"])
         if self.is_tiny:
             self.rows, self.columns = min(self.rows, 5), 256
@@ -400,24 +414,28 @@ class SwigluWorkload(Workload):
         return [self.sampled(tensor) for tensor in outputs]
 
 
-def make_workload(name, case, options):
+def make_workload(case, options):
     kind = SwigluWorkload if "columns" in case else StepWorkload if "norm" in case or "cache" in case else RopeWorkload
-    return kind(name, case, options)
+    return kind(case, options)
 
 
-# ---- Implementations: workload -> run(set), which returns new outputs, or None if it works in place ----
+# ---- Implementations: functions of a workload that return an Implementation, or raise NotHere ----
 
 
 class Implementation:
 
     def __init__(self, run, in_place=False, poison=None):
-        self.run = run
+        self.run = run  # run(i) processes set i and returns the outputs, or None if it works in place
         self.in_place = in_place
-        self.poison = poison  # writes NaN to set 0's outputs, if these are preallocated
+        self.poison = poison  # writes NaN to preallocated outputs of set 0; None: there are none
 
 
-def take_step(args, workload, i):
-    """The arguments that a step adds to those of a rotation."""
+def poison_of(tensors):
+    return lambda: [tensor.fill_(math.nan) for tensor in tensors]
+
+
+def add_step(args, workload, i):
+    """Adds to the args of a rotation of set i what a step has in addition."""
     if not workload.is_turned:
         args.flags |= abi.ROPE_FLAG_UNROTATED
     if workload.has_norm:
@@ -433,10 +451,10 @@ def take_step(args, workload, i):
 
 
 def librope(library, workload, case):
-    """One of rope-bench's cases."""
+    """librope on a variant of the workload."""
     on_gpu = workload.device == "cuda"
-    flags = 1 if case.get("launch") == "pdl" else 0
-    common = {"device": 2 if on_gpu else 1, "dtype": DTYPES[workload.dtype_name][0]}
+    flags = abi.ROPE_FLAG_PROGRAMMATIC_LAUNCH if case.get("launch") == "pdl" else 0
+    common = {"device": abi.ROPE_DEVICE_CUDA if on_gpu else abi.ROPE_DEVICE_CPU, "dtype": DTYPE_NUMBERS[workload.dtype]}
     is_out_of_place = case.get("place") == "out-of-place"
     given = workload.given_outputs() if is_out_of_place or "columns" in case else None
     if "columns" in case:
@@ -469,7 +487,7 @@ def librope(library, workload, case):
             if workload.k[i] is not None:
                 args.k = view_of(workload.k[i])
             if is_step:
-                take_step(args, workload, i)
+                add_step(args, workload, i)
             if is_out_of_place:
                 args.q_out = view_of(given[i][0])
                 if workload.k[i] is not None:
@@ -489,11 +507,12 @@ def librope(library, workload, case):
         call(i)
         return given[i]
 
-    return Implementation(run, poison=lambda: [tensor.fill_(math.nan) for tensor in given[0]])
+    return Implementation(run, poison=poison_of(given[0]))
 
 
 def formula(workload):
-    """Plain torch, as in Hugging Face's models and their MLPs: (tensors of a set) -> outputs."""
+    """The workload in torch, as in Hugging Face's models: a function of tensors that returns the outputs, and a
+    function that returns its arguments for set i."""
     if isinstance(workload, SwigluWorkload):
         if workload.is_backward:
 
@@ -531,16 +550,17 @@ def formula(workload):
     cos, sin = cos.view(shape), sin.view(shape)
     is_interleaved, half, head_dim = workload.is_interleaved, workload.pairs, workload.head_dim
 
-    def turned(x):
+    def rotated_half(x):
+        """(x, y) to (-y, x) in each pair: rotate_half of Hugging Face."""
         if is_interleaved:
             return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
         return torch.cat((-x[..., half:], x[..., :half]), -1)
 
     def rotated(x, cos, sin):
         if width == head_dim:
-            return x * cos + turned(x) * sin
+            return x * cos + rotated_half(x) * sin
         window = x[..., :width]
-        return torch.cat((window * cos + turned(window) * sin, x[..., width:]), -1)
+        return torch.cat((window * cos + rotated_half(window) * sin, x[..., width:]), -1)
 
     if isinstance(workload, StepWorkload):
         return step_formula(workload, rotated, cos, sin)
@@ -551,6 +571,7 @@ def formula(workload):
 
 
 def step_formula(workload, rotated, cos, sin):
+    """formula() for a step; k_rows and v_rows are the caches as [pages * entries, H, D]."""
     has_norm, is_turned, has_cache = workload.has_norm, workload.is_turned, workload.has_cache
 
     def normed(x, weight):
@@ -607,7 +628,7 @@ if triton is not None:
     @triton.jit
     def rope_kernel(q, k, q_out, k_out, cos, sin, positions, q_heads, k_heads, head_dim, PAIRS: tl.constexpr,
                     HEADS: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARD: tl.constexpr):
-        # One program handles HEADS heads of q, or of k, of one token.
+        # A program rotates HEADS heads of q, or of k, of one token. cos and sin are [positions, PAIRS].
         token = tl.program_id(0).to(tl.int64)
         block = tl.program_id(1)
         q_blocks = tl.cdiv(q_heads, HEADS)
@@ -670,7 +691,7 @@ def triton_rope(in_place, heads_of_program):
 
     def make(workload):
         if isinstance(workload, (SwigluWorkload, StepWorkload)):
-            raise NotHere("not of this case")
+            raise NotHere(OTHER_CASE)
         require_triton(workload)
         if not in_place and workload.rotary_dim < workload.head_dim:
             raise NotHere("rotates in place only where channels pass through")
@@ -687,15 +708,14 @@ def triton_rope(in_place, heads_of_program):
                               INTERLEAVED=workload.is_interleaved, BACKWARD=workload.is_backward)
             return None if in_place else given[i]
 
-        poison = None if in_place else lambda: [tensor.fill_(math.nan) for tensor in given[0]]
-        return Implementation(run, in_place, poison)
+        return Implementation(run, in_place, None if in_place else poison_of(given[0]))
 
     return make
 
 
 def triton_swiglu(workload):
     if not isinstance(workload, SwigluWorkload):
-        raise NotHere("not of this case")
+        raise NotHere(OTHER_CASE)
     require_triton(workload)
     given, block = workload.given_outputs(), 1024
     grid = (workload.rows, triton.cdiv(workload.columns, block))
@@ -708,10 +728,10 @@ def triton_swiglu(workload):
             swiglu_kernel[grid](gate, up, given[i][0], workload.columns, gate.stride(0), up.stride(0), BLOCK=block)
         return given[i]
 
-    return Implementation(run, poison=lambda: [tensor.fill_(math.nan) for tensor in given[0]])
+    return Implementation(run, poison=poison_of(given[0]))
 
 
-# ---- Installed libraries ----
+# ---- Other libraries, if they are installed ----
 
 
 def imported(name, attribute):
@@ -721,9 +741,10 @@ def imported(name, attribute):
         raise NotHere(f"not installed ({reason})") from reason
 
 
-def rope_only(workload, backward=False, interleaved=True, partial=True, needs_k=False):
+def require_rope(workload, backward=False, interleaved=True, partial=True, needs_k=False):
+    """Raises NotHere unless the workload is a rotation that the implementation supports."""
     if isinstance(workload, (SwigluWorkload, StepWorkload)):
-        raise NotHere("not of this case")
+        raise NotHere(OTHER_CASE)
     if workload.device != "cuda":
         raise NotHere("no GPU")
     if workload.is_backward and not backward:
@@ -736,9 +757,9 @@ def rope_only(workload, backward=False, interleaved=True, partial=True, needs_k=
         raise NotHere("needs k")
 
 
-def swiglu_only(workload, packed, backward=False):
+def require_swiglu(workload, packed, backward=False):
     if not isinstance(workload, SwigluWorkload):
-        raise NotHere("not of this case")
+        raise NotHere(OTHER_CASE)
     if workload.device != "cuda":
         raise NotHere("no GPU")
     if workload.is_packed != packed:
@@ -748,7 +769,7 @@ def swiglu_only(workload, packed, backward=False):
 
 
 def flash_attn_rope(workload):
-    rope_only(workload, backward=True)
+    require_rope(workload, backward=True)
     rotary = imported("flash_attn.ops.triton.rotary", "apply_rotary")
     options = {"interleaved": workload.is_interleaved, "inplace": True, "conjugate": workload.is_backward}
     if workload.is_resident:
@@ -763,7 +784,7 @@ def flash_attn_rope(workload):
 
 
 def flash_attn_swiglu(workload):
-    swiglu_only(workload, packed=False, backward=True)
+    require_swiglu(workload, packed=False, backward=True)
     name = "swiglu_bwd" if workload.is_backward else "swiglu_fwd"
     function = imported("flash_attn.ops.activations", name)
 
@@ -776,7 +797,7 @@ def flash_attn_swiglu(workload):
 
 
 def liger_rope(workload):
-    rope_only(workload, backward=True, interleaved=False, partial=False, needs_k=True)
+    require_rope(workload, backward=True, interleaved=False, partial=False, needs_k=True)
     function = imported("liger_kernel.ops.rope", "rope_backward" if workload.is_backward else "rope_forward")
     positions = workload.positions if workload.is_resident else workload.positions[:workload.tokens]
     cos, sin = workload.cos[positions], workload.sin[positions]
@@ -797,7 +818,7 @@ def liger_rope(workload):
 
 
 def liger_swiglu(workload):
-    swiglu_only(workload, packed=False, backward=True)
+    require_swiglu(workload, packed=False, backward=True)
     if workload.is_backward:
         raise NotHere("overwrites its inputs")
     function = imported("liger_kernel.ops.swiglu", "swiglu_forward")
@@ -805,10 +826,11 @@ def liger_swiglu(workload):
 
 
 def cached_rope(find, float_cache):
-    """The interface of vLLM, sglang and flashinfer: flat q and k in place, cos and sin side by side."""
+    """The interface of vLLM, sglang and flashinfer: q and k as [rows, H * D], in place; cos and sin in one table
+    [positions, R], in F32 if float_cache, else in the data's type. `find` returns the function."""
 
     def make(workload):
-        rope_only(workload, needs_k=True)
+        require_rope(workload, needs_k=True)
         function = find()
         cos, sin = (workload.cos32, workload.sin32) if float_cache else (workload.cos, workload.sin)
         cache = torch.cat((cos, sin), -1)
@@ -832,12 +854,11 @@ def sglang_rope():
 
 
 def flashinfer_rope():
-    function = imported("flashinfer.rope", "apply_rope_with_cos_sin_cache_inplace")
-    return lambda positions, q, k, size, cache, is_neox: function(positions, q, k, size, cache, is_neox)
+    return imported("flashinfer.rope", "apply_rope_with_cos_sin_cache_inplace")
 
 
 def flashinfer_computed(workload):
-    rope_only(workload, needs_k=True)
+    require_rope(workload, needs_k=True)
     function = imported("flashinfer.rope", "apply_rope_pos_ids_inplace")
     positions = workload.row_positions.to(torch.int32)
 
@@ -851,20 +872,20 @@ def flashinfer_computed(workload):
 def packed_swiglu(find):
 
     def make(workload):
-        swiglu_only(workload, packed=True)
+        require_swiglu(workload, packed=True)
         function, given = find(), workload.given_outputs()
 
         def run(i):
             function(given[i][0], workload.packed[i])
             return given[i]
 
-        return Implementation(run, poison=lambda: given[0][0].fill_(math.nan))
+        return Implementation(run, poison=poison_of(given[0]))
 
     return make
 
 
 def vllm_swiglu():
-    imported("vllm._custom_ops", "rotary_embedding")
+    imported("vllm._custom_ops", "rotary_embedding")  # the import registers torch.ops._C
     return torch.ops._C.silu_and_mul
 
 
@@ -879,11 +900,12 @@ def flashinfer_swiglu():
 
 
 def step_of(find_parts):
-    """A library's kernels for the step: the shortest sequence that it has."""
+    """A step in a library's kernels. find_parts returns functions of a set, which run one after the other: the shortest
+    sequence of kernels that the library has."""
 
     def make(workload):
         if not isinstance(workload, StepWorkload):
-            raise NotHere("not of this case")
+            raise NotHere(OTHER_CASE)
         if workload.device != "cuda":
             raise NotHere("no GPU")
         parts = find_parts(workload)
@@ -912,7 +934,7 @@ def vllm_step(workload):
                                     is_neox))
     if workload.has_cache:
         store = imported("vllm._custom_ops", "reshape_and_cache_flash")
-        one = torch.ones(1, device="cuda")
+        one = torch.ones(1, device="cuda")  # the scales of k and v, which the kernel requires
         parts.append(lambda i: store(workload.k[i], workload.v[i], workload.k_cache[i], workload.v_cache[i],
                                      workload.slots, "auto", one, one))
     return parts
@@ -923,7 +945,7 @@ def sglang_step(workload):
     if workload.has_norm:
         norm = imported("sglang.jit_kernel.norm", "fused_inplace_qknorm")
         parts.append(lambda i: norm(workload.q[i], workload.k[i], *workload.weights, NORM_EPS))
-    # The pool has one row per token.
+    # sglang's pool of tokens: the caches as [slots, H * D].
     rows = [[cache.flatten(0, 1).flatten(1) for cache in caches]
             for caches in ((workload.k_cache, workload.v_cache) if workload.has_cache else ())]
     if workload.is_turned:
@@ -960,19 +982,19 @@ def flashinfer_step(workload):
         if workload.is_resident:  # a sequence of one page for each token
             bounds = torch.arange(workload.tokens + 1, dtype=torch.int32, device="cuda")
             place = token, entries
-            table = pages[:workload.tokens].contiguous(), bounds, entries + 1
+            paged = pages[:workload.tokens].contiguous(), bounds, entries + 1
         else:
             count = -(-workload.tokens // PAGE_ENTRIES)
             place = torch.zeros_like(token), token
-            table = pages[:count].contiguous(), torch.tensor([0, count], dtype=torch.int32, device="cuda"), (
+            paged = pages[:count].contiguous(), torch.tensor([0, count], dtype=torch.int32, device="cuda"), (
                 entries[-1:] + 1)
         parts.append(lambda i: store(workload.k[i], workload.v[i], *place, (workload.k_cache[i], workload.v_cache[i]),
-                                     *table, "NHD"))
+                                     *paged, "NHD"))
     return parts
 
 
 def transformer_engine_rope(workload):
-    rope_only(workload)
+    require_rope(workload)
     if workload.is_resident:
         raise NotHere("no positions")
     try:
@@ -993,12 +1015,12 @@ def transformer_engine_rope(workload):
 
 
 def transformer_engine_swiglu(workload):
-    swiglu_only(workload, packed=True)
+    require_swiglu(workload, packed=True)
     function = imported("transformer_engine_torch", "swiglu")
     return Implementation(lambda i: [function(workload.packed[i], None)])
 
 
-# Name, package that has the version, constructor.
+# Name, package that has the version, and the function that makes the implementation.
 PEERS = [
     ("torch eager", "torch", torch_eager),
     ("torch.compile", "torch", torch_compile(None)),
@@ -1037,12 +1059,13 @@ def version_of(package):
 
 
 def relative_error(workload, implementation):
+    """Runs set 0 and returns the root of the squared errors' sum over that of the exact values; infinity with a NaN."""
     before = workload.before()
     workload.poison()
     if implementation.poison is not None:
         implementation.poison()
     elif not implementation.in_place:
-        # The allocator reuses memory, so an output that is not written remains NaN.
+        # torch's allocator gives the freed memory to the next tensors of this size, so that outputs begin as NaN.
         poisoned = [torch.full_like(tensor, math.nan) for tensor in workload.inputs(0)]
         del poisoned
     outputs = implementation.run(0)
@@ -1052,7 +1075,7 @@ def relative_error(workload, implementation):
     for got, exact in zip(workload.got(outputs), workload.exact(before), strict=True):
         errors += (got - exact).square().sum().item()
         values += exact.square().sum().item()
-    return math.sqrt(errors / values) if errors == errors else math.inf
+    return math.inf if math.isnan(errors) else math.sqrt(errors / values)
 
 
 # ---- Timing ----
@@ -1078,11 +1101,16 @@ class Copy:
         self.name = "16-byte copy kernel" if self.cupy is not None else "torch copy_ (cupy is not installed)"
 
     def runner(self, num_bytes, sets):
+        """Returns a function that copies within set i. num_bytes counts bytes that are read and that are written."""
         vectors = max(1, int(num_bytes / 2) // 16)
         source = torch.zeros(sets, vectors * 4, dtype=torch.int32, device="cuda")
         target = torch.zeros_like(source)
         if self.cupy is None:
-            return lambda i: target[i].copy_(source[i]) and None
+
+            def copy(i):
+                target[i].copy_(source[i])
+
+            return copy
         grid = ((vectors + 255) // 256,)
         places = [(numpy.uint64(target[i].data_ptr()), numpy.uint64(source[i].data_ptr()), numpy.uint64(vectors))
                   for i in range(sets)]
@@ -1091,17 +1119,18 @@ class Copy:
             with self.cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
                 self.kernel(grid, (256,), places[i])
 
-        run.kept = source, target  # the graph has only their addresses
+        run.kept = source, target  # the graph holds only their addresses
         return run
 
 
 class Graph:
-    """A captured row of calls."""
+    """A CUDA graph of `launches` calls, one after the other, which use the sets cyclically."""
 
     def __init__(self, run, sets, launches):
         self.launches = launches
         self.kept = [run]
-        self.host_seconds = 0.0
+        self.host_seconds = 0.0  # of the last replay, on the host
+        # The first calls compile, load and allocate, which a capture does not allow.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -1116,8 +1145,10 @@ class Graph:
                 self.kept.append(run(i % sets))
 
     def replay(self):
+        """Returns the microseconds of all launches together."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        # Holds the stream back while the host enqueues the rest, based on the previous duration; in cycles.
+        # Delays the stream until the host has enqueued the graph: by 30 us, and 1.5 times as long as the host took in
+        # the previous replay. The argument is in clock cycles, at about 2 GHz.
         torch.cuda._sleep(int(2e9 * (30e-6 + 1.5 * min(self.host_seconds, 5e-3))))
         host_begin = time.perf_counter()
         begin.record()
@@ -1129,32 +1160,36 @@ class Graph:
 
 
 def launches_for(num_bytes, sets, allocates):
+    """About 3 ms of launches, at 4.2 TB/s and 1 us for each, rounded up to a multiple of the sets. If launches allocate
+    outputs, which the graph keeps, they move at most 16 GB."""
     wanted = max(4, min(400, int(3000 / (num_bytes / 4.2e6 + 1.0))))
     if allocates:
         wanted = max(4, min(wanted, int(16e9 / num_bytes)))
     return -(-wanted // sets) * sets
 
 
-def time_in_turns(graphs, milliseconds=60):
+def time_alternately(graphs, milliseconds=60):
+    """Replays the graphs alternately, each for about as many milliseconds. Returns microseconds of a launch."""
     replays = []
     for graph in graphs:
         graph.replay()
         replays.append(max(11, min(61, int(milliseconds * 1e3 / graph.replay()))))
     times = [[] for _ in graphs]
-    for turn in range(max(replays)):
-        for graph, wanted, seen in zip(graphs, replays, times):
-            if turn < wanted:
-                seen.append(graph.replay() / graph.launches)
-    return [{"median": statistics.median(seen), "min": min(seen), "max": max(seen)} for seen in times]
+    for round_number in range(max(replays)):
+        for graph, count, us in zip(graphs, replays, times):
+            if round_number < count:
+                us.append(graph.replay() / graph.launches)
+    return [{"median": statistics.median(us), "min": min(us), "max": max(us)} for us in times]
 
 
 def measure(workload, implementation, copy):
+    """Times an implementation and the copy. `share` is the implementation's rate relative to that of the copy."""
     num_bytes = workload.bytes_in_place if implementation.in_place else workload.bytes_out_of_place
     allocates = not implementation.in_place and implementation.poison is None
     graph = Graph(implementation.run, workload.sets, launches_for(num_bytes, workload.sets, allocates))
     copy_sets = workload.count_sets(num_bytes)
     copy_graph = Graph(copy.runner(num_bytes, copy_sets), copy_sets, launches_for(num_bytes, copy_sets, False))
-    us, copy_us = time_in_turns([graph, copy_graph])
+    us, copy_us = time_alternately([graph, copy_graph])
     return {"us": us, "copy_us": copy_us, "bytes": num_bytes, "share": copy_us["median"] / us["median"],
             "gb_per_s": num_bytes / us["median"] / 1e3}
 
@@ -1163,7 +1198,7 @@ def measure(workload, implementation, copy):
 
 
 def rows_from_c(path, workload, cases):
-    """The results of rope-bench, from its own process, for the variants of a workload."""
+    """The results of rope-bench, which ran in a process of its own, for the variants of a workload."""
     with open(path, encoding="utf-8") as file:
         measured = {row["name"]: row for row in json.load(file)["cases"]}
     rows = []
@@ -1177,6 +1212,7 @@ def rows_from_c(path, workload, cases):
 
 
 def label_of(name, workload):
+    """The part of a variant's name behind that of its workload, in parentheses."""
     label = name[len(workload):].strip("/").replace("/", ", ")
     return " (" + label + ")" if label else ""
 
@@ -1207,7 +1243,7 @@ def run_workload(name, cases, library, copy, options):
     variants = variants_of(name, cases)
     case = next(iter(variants.values()))
     rows = []
-    workload = make_workload(name, case, options)
+    workload = make_workload(case, options)
     makers = [("librope, ctypes" + label_of(variant, name), "",
                lambda w, words=words: librope(library, w, words)) for variant, words in variants.items()]
     makers += [peer for peer in PEERS if not (options.no_compile and peer[0].startswith("torch.compile"))]
@@ -1232,7 +1268,7 @@ def run_workload(name, cases, library, copy, options):
         implementation = None
         if workload.device == "cuda":
             torch.cuda.empty_cache()
-        if row.get("message") != "not of this case":
+        if row.get("message") != OTHER_CASE:
             rows.append(row)
     if options.rope_bench:
         rows += rows_from_c(options.rope_bench, name, cases)

@@ -894,7 +894,7 @@ TEST_CASE("refused tables and angles say field, value and rule", "[rope problem]
         [](Args &args) {
           set_tables(args, {9, 4}), args.cos = {};
         }},
-       {"invalid; rope_forward: angles is set beside cos and sin: one of them says the rotation",
+       {"invalid; rope_forward: angles is set beside cos and sin: one of them must be absent",
         [](Args &args) {
           set_tables(args, {9, 4}), set_angles(args, ROPE_DTYPE_F32, {9, 4});
         }},

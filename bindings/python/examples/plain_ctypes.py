@@ -1,6 +1,6 @@
 """Rotates two tokens through librope.so by ctypes alone, with no package installed: plain_ctypes.py LIBROPE_SO
 
-The mirror of <rope/rope.h> is the one file librope/_abi.py, which imports ctypes and nothing else.
+librope/_abi.py declares the constants, structs and functions of <rope/rope.h>. The program loads this file alone.
 """
 import ctypes
 import importlib.util
@@ -26,6 +26,7 @@ def check(status):
 
 
 def tensor(array, dtype, *shape):
+    """A view of a ctypes array. Its strides are 0, which means compact."""
     return abi.rope_tensor_t(
         data=ctypes.addressof(array), dtype=dtype, ndim=len(shape), shape=shape + (0,) * (4 - len(shape)))
 
@@ -47,6 +48,7 @@ rope.rope_desc_destroy(desc)
 for token, position in enumerate(positions):
     for pair in range(HEAD_DIM // 2):
         angle = position * THETA ** (-2 * pair / HEAD_DIM)
-        a, b = q[token * HEAD_DIM + pair], q[token * HEAD_DIM + pair + HEAD_DIM // 2]
+        channel = token * HEAD_DIM + pair  # there is one head
+        a, b = q[channel], q[channel + HEAD_DIM // 2]
         print(f"position {position:4}, pair {pair}: ({a:9.6f}, {b:9.6f})")
         assert abs(a - math.cos(angle)) < 2e-7 and abs(b - math.sin(angle)) < 2e-7, angle

@@ -1,6 +1,7 @@
-"""One training step of a small attention and MLP block: librope in forward and backward, beside plain torch.
+"""One training step of a small block of attention and MLP, with librope in forward and backward. The loss and the new
+weights are compared with those of the same step in plain torch.
 
-It runs on the GPU if there is one. It needs torch, and exits with 77 without it.
+The program runs on the GPU if there is one. It needs torch; without it the exit status is 77.
 """
 import sys
 
@@ -28,11 +29,12 @@ class Block(torch.nn.Module):
         self.down = torch.nn.Linear(INTERMEDIATE, HIDDEN, bias=False)
 
     def rotate(self, *tensors):
+        """Returns rotated tensors. They are [batch, tokens, heads, head_dim], the layout "bshd"."""
         if self.uses_librope:
             return apply_rotary(*tensors, style="half", layout="bshd", theta=THETA)
         positions = torch.arange(tensors[0].shape[1], dtype=torch.float64)
         angles = positions[:, None] * THETA ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM)
-        cos, sin = (f(angles)[:, None].to(tensors[0]) for f in (torch.cos, torch.sin))
+        cos, sin = (f(angles)[:, None].to(tensors[0]) for f in (torch.cos, torch.sin))  # [tokens, 1, pairs]
         halves = (x.chunk(2, dim=-1) for x in tensors)
         return tuple(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1) for a, b in halves)
 
@@ -46,7 +48,8 @@ class Block(torch.nn.Module):
         return x + self.down(swiglu(gate, up) if self.uses_librope else functional.silu(gate) * up)
 
 
-def step(uses_librope, device):
+def train(uses_librope, device):
+    """Returns the loss of a step, and the weights after it. Every call begins with the same weights and data."""
     torch.manual_seed(0)
     block = Block(uses_librope).to(device)
     x, target = (torch.randn(2, TOKENS, HIDDEN).to(device) for _ in range(2))
@@ -58,10 +61,11 @@ def step(uses_librope, device):
 
 
 on_gpu = torch.cuda.is_available() and librope.device_count("cuda") > 0
-torch.backends.cuda.matmul.allow_tf32 = False
-loss, parameters = step(True, "cuda" if on_gpu else "cpu")
-plain_loss, plain_parameters = step(False, "cuda" if on_gpu else "cpu")
-error = max((a - b).abs().max().item() for a, b in zip(parameters, plain_parameters))
+device = "cuda" if on_gpu else "cpu"
+torch.backends.cuda.matmul.allow_tf32 = False  # products in full fp32, so that the bound below holds
+loss, weights = train(True, device)
+plain_loss, plain_weights = train(False, device)
+error = max((a - b).abs().max().item() for a, b in zip(weights, plain_weights))
 assert abs(loss - plain_loss) < 1e-5 and error < 1e-5, (loss, plain_loss, error)
 print(f"on the {'GPU' if on_gpu else 'CPU'}: loss {loss:.6f}, plain torch {plain_loss:.6f}, "
       f"weights after the step differ by at most {error:.1e}")

@@ -17,50 +17,56 @@ Builtin = Callable[..., Any]
 
 
 def absent(*arguments: Any) -> Any:
-    """Replaces every builtin if the file is absent."""
+    """Replaces every builtin if librope_python.so cannot be used."""
     return NotImplemented
 
 
-# RopeFunctions of calls.cpp
+_ABSENT = (absent,) * 5
+
+# The order is that of RopeFunctions in native/calls.cpp.
 functions = function_table("rope_forward", "rope_backward", "swiglu_forward", "swiglu_backward")
-_MAX_ORDINALS = 16  # of calls.cpp
+_MAX_ORDINALS = 16  # kMaxOrdinals of calls.cpp: the builtins support the first devices of CUDA
 
 
 def _load() -> Tuple[str, Tuple[Builtin, ...]]:
-    """Returns why there are no builtins, or "", and the builtins."""
+    """Returns the reason why there are no builtins, or "", and the builtins."""
     file = beside_library("librope_python.so")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return f"{file}: it needs a Python with its global lock", (absent,) * 5
+        return f"{file}: it needs a Python with its global lock", _ABSENT
     try:
         load = ctypes.PyDLL(file).rope_python_load
     except (OSError, AttributeError) as error:
-        return str(error), (absent,) * 5
+        return str(error), _ABSENT
     load.restype = ctypes.py_object
     load.argtypes = [ctypes.c_int32, ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
+    # The order of both tuples is that in calls.cpp.
     devices = ((int(Device.CPU), 0), *[(int(Device.CUDA), ordinal) for ordinal in range(_MAX_ORDINALS)])
     classes = Norm, Cache, Quant, Input, SwigluQuant, TableRows, ScaleLayout.STRIDED
     builtins = load(package_version(), ctypes.addressof(functions), classes, devices)
     if builtins is NotImplemented:
-        return f"{file}: it is of another version", (absent,) * 5
+        return f"{file}: it is of another version", _ABSENT
     return "", builtins
 
 
+# rotate runs RopeDesc.forward and backward, gate SwigluDesc.forward, gate_back SwigluDesc.backward; calls.cpp has their
+# parameters. why_ctypes is "", or the reason why all calls go through ctypes.
 why_ctypes, (rotate, gate, gate_back, _add_torch, _add_numpy) = _load()
 
 
 def widened_torch(x: Any, channels: int, zeroed: bool) -> Any:
-    """A new tensor with the axes of x, except for the length of the last one."""
+    """Returns a new tensor like x, but with `channels` as the length of the last axis."""
     return (x.new_zeros if zeroed else x.new_empty)((*x.shape[:-1], channels))
 
 
 def widened_numpy(x: Any, channels: int, zeroed: bool) -> Any:
+    """widened_torch for arrays of NumPy."""
     numpy = sys.modules["numpy"]
     return (numpy.zeros if zeroed else numpy.empty)((*x.shape[:-1], channels), x.dtype)
 
 
-def meet(cls: type) -> None:
-    """Registers a framework with the builtins once it is completely imported. `cls` is the class of one of its
-    tensors."""
+def register_framework(cls: type) -> None:
+    """Registers torch or NumPy with the builtins if `cls`, the class of a tensor, is one of its classes. Such a tensor
+    exists only after the framework is completely imported."""
     module = cls.__module__.partition(".")[0]
     framework: Any = sys.modules.get(module)
     if module == "torch":
@@ -69,16 +75,18 @@ def meet(cls: type) -> None:
         _add_numpy(framework.ndarray, framework.empty_like, framework.zeros_like, widened_numpy)
 
 
-_torch: Optional[Any] = None  # set when torch is registered
+_torch: Optional[Any] = None  # torch, if it is registered
 
 
 def add_torch(torch: Any) -> None:
+    """Registers torch with the builtins, once, if it has the functions that they use."""
     global _torch
     if _torch is not None:
         return
     try:
-        # If one of these functions returns true, tensors may differ from what they show, calls may do something else,
-        # or operators are being recorded.
+        # If one of these functions returns a true value, a transformation, mode, trace or profiler of torch is active.
+        # Tensors may then stand for others, and operators may be redirected or recorded: the builtins return
+        # NotImplemented.
         questions = (
             torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack,
             torch._C._len_torch_function_stack, torch._C._get_tracing_state, torch.autograd._profiler_enabled)

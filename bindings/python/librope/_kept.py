@@ -1,11 +1,12 @@
 # _kept.py - args structs of earlier calls, reused by calls that differ from them in addresses alone
-"""Filling an args struct takes several times as long as the library's call. A descriptor keeps some structs, by
-everything but the addresses that a call was given: a later call of the same kind writes the addresses alone. Because
-ctypes releases the GIL, a struct belongs to one call at a time: the call takes it out and puts it back. Kept structs do
-not keep tensors alive.
+"""Filling an args struct takes several times as long as the library's call. A descriptor therefore keeps the structs of
+some calls, each under a key: everything that the call was given, except addresses. A later call with this key writes
+only its addresses into the struct. Because ctypes releases the GIL, a struct belongs to one call at a time, which takes
+it out and puts it back. Kept structs do not keep tensors alive.
 
-This path serves tensors of torch and NumPy themselves, not of subclasses, and only calls that need no check. Every call
-that might be refused takes the long way, which raises the error."""
+This way is for tensors of torch and NumPy themselves, not of subclasses, and for calls that the package need not check.
+All others take the long way, through Reader of _tensors.py, which fills a new struct or raises the error. The library
+checks every call."""
 from __future__ import annotations
 
 import ctypes
@@ -16,8 +17,8 @@ from ._tensors import framework_of
 
 MAX_KEPT = 64  # structs of a descriptor
 
-Quick = Callable[[Any], Tuple[int, Hashable]]  # an address, and all else that args have of a tensor
-Kind = Tuple[Hashable, ...]  # all that a call is given, except addresses
+Quick = Callable[[Any], Tuple[int, Hashable]]  # returns a tensor's address, and its other members in args
+Key = Tuple[Hashable, ...]  # everything that a call was given, except addresses
 
 
 class Unkept(Exception):
@@ -31,7 +32,7 @@ def _quick_torch() -> Quick:
     def quick(x: Any) -> Tuple[int, Hashable]:
         if (x.requires_grad and is_grad_enabled()) or x.is_neg() or x.layout is not strided:
             raise Unkept
-        if forward_ad._current_level >= 0:
+        if forward_ad._current_level >= 0:  # x may have a tangent
             raise Unkept
         try:
             return x.data_ptr(), (x.shape, x.stride(), x.dtype, x.device)
@@ -42,15 +43,15 @@ def _quick_torch() -> Quick:
 
 
 class _ArrayInterface(ctypes.Structure):
-    """PyArrayInterface, behind __array_struct__. It takes half the time of __array_interface__, which makes a dict each
-    time."""
+    """PyArrayInterface, to which __array_struct__ leads. Reading it takes half the time of __array_interface__, which
+    makes a dict each time."""
 
     _fields_ = [("two", ctypes.c_int), ("nd", ctypes.c_int), ("typekind", ctypes.c_char), ("itemsize", ctypes.c_int),
                 ("flags", ctypes.c_int), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
                 ("data", ctypes.c_void_p)]
 
 
-_WRITEABLE = 0x400
+_WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE of `flags`
 _contents_of = ctypes.PYFUNCTYPE(ctypes.POINTER(_ArrayInterface), ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi))
 
@@ -65,14 +66,14 @@ def _never_quick(x: Any) -> Tuple[int, Hashable]:
     raise Unkept
 
 
-_quick: Dict[type, Quick] = {}  # by type
+_quick_by_type: Dict[type, Quick] = {}
 
 
 def _find_quick(cls: type) -> Quick:
     if cls is getattr(sys.modules.get("numpy"), "ndarray", None):
         return _quick_numpy
-    # A class of torch itself shows that torch is completely imported. Other classes may be seen while another thread
-    # still imports it.
+    # A tensor of torch exists only after torch is completely imported. A tensor of another framework may come while
+    # another thread still imports torch.
     if cls.__module__.partition(".")[0] == "torch":
         torch = sys.modules["torch"]
         if cls in (torch.Tensor, torch.nn.Parameter):
@@ -81,27 +82,34 @@ def _find_quick(cls: type) -> Quick:
 
 
 class Call:
-    """The operands of a call. `names` are the fields of its tensors, for a group prefixed with its name and a dot,
-    `addresses` their addresses, `results` what the call returns. Raises Unkept if the call must take the long way."""
+    """The operands of a call. They are added one by one; Unkept is raised if the call must take the long way.
+
+    key:       the entries of a Key. It begins with the arguments of Call: function, flags, numbers
+    first:     the first tensor. The current stream of its framework is that of the call
+    names:     the fields of the tensors in args, such as "q" or, in a group, "norm.q_weight"
+    addresses: the addresses of the tensors, in the order of names
+    written:   the tensors of the caller that the call writes
+    results:   the tensors that the call returns
+    new:       the outputs that the call must make: (index in names and addresses, index in results, tensor whose shape
+               and dtype they have, number of channels or 0 for that of the tensor)
+    """
 
     __slots__ = ("addresses", "first", "key", "names", "new", "results", "written")
 
-    def __init__(self, *what: Hashable) -> None:
-        self.first: Any = None  # the stream is that of its framework
-        self.key: List[Hashable] = list(what)
+    def __init__(self, *key: Hashable) -> None:
+        self.first: Any = None
+        self.key: List[Hashable] = list(key)
         self.names: List[str] = []
         self.addresses: List[int] = []
         self.written: List[Any] = []
         self.results: List[Any] = []
-        # The entries of names and results that the call must make: their indices, the tensor to imitate, and the number
-        # of channels (0: as many as it has).
         self.new: List[Tuple[int, int, Any, int]] = []
 
     def add(self, name: str, x: object) -> None:
         cls = type(x)
-        quick = _quick.get(cls)
+        quick = _quick_by_type.get(cls)
         if quick is None:
-            quick = _quick[cls] = _find_quick(cls)
+            quick = _quick_by_type[cls] = _find_quick(cls)
         address, signature = quick(x)
         if self.first is None:
             self.first = x
@@ -121,7 +129,8 @@ class Call:
                 (self.add_written if is_written else self.add)(name, x)
 
     def add_again(self, name: str) -> None:
-        """Makes the last tensor another operand too. A new output has another key: its strides may differ."""
+        """Adds the last tensor once more, as another operand. Its entry in the key is a tuple, unlike that of a new
+        output, which may have other strides."""
         self.key.append((name,))
         self.names.append(name)
         self.addresses.append(self.addresses[-1])
@@ -131,7 +140,7 @@ class Call:
         self.written.append(x)
 
     def add_output(self, name: str, output: Any, like: Any, channels: int = 0) -> None:
-        """None: the call makes the output. False: there is no output."""
+        """Adds an output of the tensor `like`. None: the call makes the output. False: there is no output."""
         if output is None:
             self.new.append((len(self.names), len(self.results), like, channels))
             self.key.append(name)
@@ -142,14 +151,15 @@ class Call:
         self.results.append(None if output is False else output)
 
     def make_new(self, zeroed: bool, stream: Optional[int]) -> None:
-        for name, result, like, channels in self.new:
+        for address_index, result_index, like, channels in self.new:
             x: object = framework_of(like).empty_like(like, zeroed, stream, channels)
-            self.addresses[name] = _quick.get(type(x), _never_quick)(x)[0]
-            self.results[result] = x
+            self.addresses[address_index] = _quick_by_type.get(type(x), _never_quick)(x)[0]
+            self.results[result_index] = x
 
 
 class Kept:
-    """Args of a call that succeeded."""
+    """The args of a call that succeeded, on the device (kind, ordinal). A slot is the memory of a tensor's address in
+    args: `data`, the first member of rope_tensor_t. Slots have the order of the call's names."""
 
     __slots__ = ("args", "device", "reference", "slots")
 
@@ -168,18 +178,18 @@ class KeptCalls:
     """At most MAX_KEPT structs; the least recently used one is dropped first."""
 
     def __init__(self) -> None:
-        self._kept: Dict[Kind, Kept] = {}
+        self._kept: Dict[Key, Kept] = {}  # in the order of their last use
 
-    def take(self, kind: Kind) -> Optional[Kept]:
-        return self._kept.pop(kind, None)
+    def take(self, key: Key) -> Optional[Kept]:
+        return self._kept.pop(key, None)
 
-    def put(self, kind: Kind, kept: Kept) -> None:
-        """Other threads may put theirs at the same time. A lost race only means that one struct fewer is kept."""
-        self._kept[kind] = kept
+    def put(self, key: Key, kept: Kept) -> None:
+        """Other threads may take and put structs at the same time. A lost race only means that fewer are kept."""
+        self._kept[key] = kept
         while len(self._kept) > MAX_KEPT:
             try:
                 self._kept.pop(next(iter(self._kept)), None)
-            except (RuntimeError, StopIteration):
+            except (RuntimeError, StopIteration):  # another thread changed the dict
                 break
 
     def clear(self) -> None:

@@ -333,7 +333,7 @@ def framework_of(x: object) -> Any:
     framework = _frameworks.get(type(x))
     if framework is None:
         framework = _frameworks[type(x)] = _find_framework(type(x))
-        _calls.meet(type(x))
+        _calls.register_framework(type(x))
     return framework
 
 

@@ -19,7 +19,7 @@ constexpr const char *kTensorNames[kNumTensorNames] = {"q", "k", "v"};
 // The operations of a call on q, k or v.
 struct TensorUse {
   bool is_turned;
-  bool has_styles;  // input and output have different pairing styles
+  bool has_styles;  // its pairs move to out_style, if that is another one than style
   bool is_normed;
   bool is_cached;
   bool has_factor;

@@ -184,7 +184,7 @@ class ProblemReader {
       return fail(kInvalid, "%s: %s is absent: cos and sin come together", function_, cos == nullptr ? "cos" : "sin");
     }
     if (angles != nullptr && cos != nullptr) {
-      return fail(kInvalid, "%s: angles is set beside cos and sin: one of them says the rotation", function_);
+      return fail(kInvalid, "%s: angles is set beside cos and sin: one of them must be absent", function_);
     }
     if (args.table_rows != ROPE_TABLE_BY_POSITION && args.table_rows != ROPE_TABLE_BY_TOKEN) {
       return fail(kInvalid, "%s: table_rows is %d: it must be ROPE_TABLE_BY_POSITION or ROPE_TABLE_BY_TOKEN", function_,

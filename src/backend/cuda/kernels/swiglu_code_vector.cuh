@@ -9,8 +9,8 @@
 
 namespace rope {
 
-// Computes values by kPlain, kForm or else kOptionsFormula. Kernels with every option have the bits of those that know
-// only the first two.
+// Computes values by kPlain, kForm or else kOptionsFormula. Kernels with every option have the bits of those with
+// only the first two formulas.
 template <SwigluFormula kOptionsFormula, typename T, int V, int NumInputs, int NumOutputs>
 __device__ __forceinline__ void compute_by_formula(SwigluFormula formula, const float (&value)[NumInputs][V],
                                                    const FormWithOptions<float> &form, float row_scale,
