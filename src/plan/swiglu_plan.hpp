@@ -18,6 +18,9 @@ namespace rope {
 // formulas after kForm except kOptions. Tensors of the axes experts, rows and columns, and with SwigluProblem::rows
 // those of rows and columns, have kernels too; their grid is as large as the device runs at a time. Other calls with a
 // formula after kForm use vectors of one element and the formula kOptions.
+//
+// A problem with codes has is_matrix, is_expert_matrix or vectors of one element. is_expert_matrix then includes
+// matrices with biases or row_scale.
 struct SwigluPlan {
   int num_tasks;  // CPU: parts that may run at the same time
 

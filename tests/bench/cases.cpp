@@ -157,12 +157,14 @@ void read_step(const Words &words, bool is_tiny, Case *item) {
   require(item->is_swiglu ? codes == 0 || codes == 3 : codes != 3, "codes=out: SwiGLU, and no other codes of SwiGLU");
   require(codes == 0 || codes == 3 || (has_cache && !item->has_k_out), "codes= of caches, without a k_out");
   require(codes != 2 || item->is_out_of_place, "codes=all: place=out-of-place");
-  const int scales = choice_of(words, "scales", {"static", "head", "row", "128", "32"});
+  const int scales = choice_of(words, "scales", {"static", "head", "row", "128", "32", "16"});
   item->has_written_scales = scales != 0;
-  item->scale_group = scales == 2 ? item->columns : scales == 3 ? 128 : scales == 4 ? 32 : 0;
+  const int64_t groups[] = {0, 0, item->columns, 128, 32, 16};
+  item->scale_group = groups[scales];
+  if (scales == 5) item->code_dtype = ROPE_DTYPE_F4_E2M1X2;
   require(scales != 1 || (codes != 0 && item->layout == ROPE_LAYOUT_THD), "scales=head: codes, layout=thd");
   require(item->scale_group == 0 || (codes == 3 && item->columns % item->scale_group == 0),
-          "scales=row|128|32: codes=out, columns that are whole groups");
+          "scales=row|128|32|16: codes=out, columns that are whole groups");
   item->has_columns = choice_of(words, "ways", {"row", "both"}) == 1;
   require(!item->has_columns || (scales == 4 && item->rows % 32 == 0 && item->num_experts == 0),
           "ways=both: scales=32, rows that are whole groups, no experts");
@@ -277,7 +279,7 @@ bool fits(const Rule &rule, const Case &item) {
                           {"measure", "stream"},   {"direction", "forward"}, {"gate", "separate"},  {"threads", "all"},
                           {"norm", "none"},        {"cache", "none"},        {"rotated", "yes"},    {"beside", "none"},
                           {"codes", "none"},       {"scales", "static"},     {"pass", "none"},      {"ways", "row"},
-                          {"gradients", "inputs"}, {"accumulate", "no"},     {"experts", "none"}};
+                          {"gradients", "inputs"}, {"accumulate", "no"},     {"experts", "none"},   {"bias", "none"}};
   facts.insert(facts.end(), defaults.begin(), defaults.end());
   for (const auto &condition : rule.conditions) {
     if (condition.first == "mb") {
@@ -322,6 +324,7 @@ int64_t size_of(rope_dtype_t dtype) {
       return 4;
     case ROPE_DTYPE_F8_E4M3:
     case ROPE_DTYPE_F8_E8M0:
+    case ROPE_DTYPE_F4_E2M1X2:
       return 1;
     default:
       return 8;
@@ -335,6 +338,10 @@ std::vector<int64_t> expert_rows_of(const Case &item) {
     rows[i] = static_cast<int64_t>(random() % static_cast<uint64_t>(item.rows + 1));
   }
   return rows;
+}
+
+rope_dtype_t scale_dtype_of(const Case &item) {
+  return item.scale_group == 32 ? ROPE_DTYPE_F8_E8M0 : item.scale_group == 16 ? ROPE_DTYPE_F8_E4M3 : ROPE_DTYPE_F32;
 }
 
 int64_t existing_rows_of(const Case &item) {
@@ -352,10 +359,11 @@ double bytes_moved(const Case &item) {
   if (item.is_swiglu) {
     const double elements = static_cast<double>(existing_rows_of(item) * item.columns);
     if (item.code_dtype == 0) return elements * size * (item.is_backward ? 5 : 3);
-    const double scale_size = item.scale_group == 32 ? 1 : static_cast<double>(size_of(ROPE_DTYPE_F32));
+    const double scale_size = static_cast<double>(size_of(scale_dtype_of(item)));
+    const double code_size = item.code_dtype == ROPE_DTYPE_F4_E2M1X2 ? 0.5 : 1;
     const double scales = item.scale_group == 0 ? 0 : elements / static_cast<double>(item.scale_group);
     const double inputs = item.is_backward ? 3 : 2, outputs = (item.is_backward ? 2 : 1) * (item.has_columns ? 2 : 1);
-    return elements * inputs * size + outputs * (elements + scales * scale_size);
+    return elements * inputs * size + outputs * (elements * code_size + scales * scale_size);
   }
   const double tokens = static_cast<double>(item.batches * item.tokens);
   if (item.cache == CacheLayout::kNone) {

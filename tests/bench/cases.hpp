@@ -136,6 +136,9 @@ int64_t size_of(rope_dtype_t dtype);
 // fixed seed.
 std::vector<int64_t> expert_rows_of(const Case &item);
 
+// The type of the scales that SwiGLU writes.
+rope_dtype_t scale_dtype_of(const Case &item);
+
 // The number of rows of SwiGLU that exist, and the number for which there is room.
 int64_t existing_rows_of(const Case &item);
 int64_t room_of_rows(const Case &item);

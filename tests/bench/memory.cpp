@@ -32,6 +32,10 @@ double number_of_bits(uint64_t bits, rope_dtype_t dtype) {
     if (exponent == 15 && mantissa == 7) return NAN;
     return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
   }
+  if (dtype == ROPE_DTYPE_F4_E2M1X2) {
+    constexpr double kMagnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return (bits & 8) != 0 ? -kMagnitudes[bits & 7] : kMagnitudes[bits & 7];
+  }
   if (dtype == ROPE_DTYPE_F8_E8M0) return bits == 255 ? NAN : std::ldexp(1, static_cast<int>(bits) - 127);
   const uint32_t word = static_cast<uint32_t>(dtype == ROPE_DTYPE_BF16 ? bits << 16 : bits);
   float number;
@@ -117,19 +121,23 @@ void Memory::upload(void *to, const void *from, size_t bytes) {
 
 std::vector<double> Memory::read(const void *base, rope_dtype_t dtype, const std::vector<int64_t> &indices) {
   const size_t size = static_cast<size_t>(size_of(dtype));
-  std::vector<char> raw(indices.size() * size);
+  const bool has_pairs = dtype == ROPE_DTYPE_F4_E2M1X2;
+  std::vector<int64_t> elements = indices;
+  for (int64_t &element : elements) element /= has_pairs ? 2 : 1;
+  std::vector<char> raw(elements.size() * size);
   if (device_ == ROPE_DEVICE_CPU) {
-    for (size_t i = 0; i < indices.size(); ++i) {
-      std::memcpy(&raw[i * size], static_cast<const char *>(base) + indices[i] * static_cast<int64_t>(size), size);
+    for (size_t i = 0; i < elements.size(); ++i) {
+      std::memcpy(&raw[i * size], static_cast<const char *>(base) + elements[i] * static_cast<int64_t>(size), size);
     }
   }
 #if defined(ROPE_BENCH_CUDA)
-  if (device_ == ROPE_DEVICE_CUDA) gpu_gather(base, size, indices, raw.data());
+  if (device_ == ROPE_DEVICE_CUDA) gpu_gather(base, size, elements, raw.data());
 #endif
   std::vector<double> values(indices.size());
   for (size_t i = 0; i < indices.size(); ++i) {
     uint64_t bits = 0;
     std::memcpy(&bits, &raw[i * size], size);
+    if (has_pairs) bits = bits >> (indices[i] % 2 * 4) & 15;
     values[i] = number_of_bits(bits, dtype);
   }
   return values;

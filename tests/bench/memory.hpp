@@ -28,7 +28,7 @@ class Memory {
   // Fills with NaN of any type.
   void poison(void *data, size_t bytes);
   void upload(void *to, const void *from, size_t bytes);
-  // Reads elements of `base` by index.
+  // Reads elements of `base` by index. Indices of F4_E2M1X2 count the two numbers of an element.
   std::vector<double> read(const void *base, rope_dtype_t dtype, const std::vector<int64_t> &indices);
 
  private:

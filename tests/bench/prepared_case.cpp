@@ -60,6 +60,8 @@ double allowed_error(rope_dtype_t dtype) {
       return 4e-4;
     case ROPE_DTYPE_F8_E4M3:
       return 4e-2;
+    case ROPE_DTYPE_F4_E2M1X2:
+      return 1.5e-1;
     default:
       return 1e-6;
   }
@@ -1003,9 +1005,9 @@ class PreparedSwiglu : public PreparedCase {
     return tensor(memory, item_.dtype, {room_of_rows(item_), columns});
   }
 
-  // [rows, groups], of 32 channels E8M0.
+  // [rows, groups].
   rope_tensor_t make_scales() {
-    const rope_dtype_t dtype = item_.scale_group == 32 ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32;
+    const rope_dtype_t dtype = scale_dtype_of(item_);
     const int64_t groups = item_.columns / item_.scale_group;
     void *memory = memory_.allocate(static_cast<size_t>(room_of_rows(item_) * groups * size_of(dtype)));
     return tensor(memory, dtype, {room_of_rows(item_), groups});
@@ -1019,8 +1021,9 @@ class PreparedSwiglu : public PreparedCase {
   }
 
   rope_tensor_t make_codes() {
-    void *memory = memory_.allocate(static_cast<size_t>(room_of_rows(item_) * item_.columns));
-    return tensor(memory, item_.code_dtype, {room_of_rows(item_), item_.columns});
+    const int64_t elements = item_.code_dtype == ROPE_DTYPE_F4_E2M1X2 ? item_.columns / 2 : item_.columns;
+    void *memory = memory_.allocate(static_cast<size_t>(room_of_rows(item_) * elements));
+    return tensor(memory, item_.code_dtype, {room_of_rows(item_), elements});
   }
 
   rope_tensor_t make_bias() {
@@ -1062,7 +1065,7 @@ class PreparedSwiglu : public PreparedCase {
     if (!is_masked() || view.ndim == 0) return view;
     rope_tensor_t joined = view;
     joined.ndim = 2;
-    const int64_t shape[] = {room_of_rows(item_), item_.columns};
+    const int64_t shape[] = {room_of_rows(item_), view.shape[2]};
     std::copy(shape, shape + 2, joined.shape);
     std::copy(view.stride + 1, view.stride + 3, joined.stride);
     return joined;
