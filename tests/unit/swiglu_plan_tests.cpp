@@ -350,6 +350,8 @@ struct Options {
   int64_t experts = 0;         // experts of expert_offsets; 0: absent
   bool has_row_index = false;  // with a row_scale
   int64_t bias_step = 0;       // the stride of biases by expert of expert_offsets; 0: all experts have one bias
+  rope_dtype_t code = 0;       // of out, forward; 0: none
+  int64_t code_group = 0;      // channels of a written scale; 0: none
 };
 
 rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_t> &shape, bool is_backward,
@@ -391,8 +393,15 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
     args.grad_gate = compact_tensor(region(3), dtype, shape);
     args.grad_up = compact_tensor(region(4), dtype, shape);
   } else {
-    args.out = compact_tensor(region(3), dtype, shape);
+    args.out = compact_tensor(region(3), options.code != 0 ? options.code : dtype, shape);
   }
+  swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+  if (options.code_group != 0) {
+    std::vector<int64_t> scales = shape;
+    scales.back() /= options.code_group;
+    quant.scales_out = compact_tensor(region(11), ROPE_DTYPE_F32, scales);
+  }
+  args.quant = &quant;
   rope::SwigluProblem problem;
   const rope_status_t status =
       swiglu_call::make_problem("swiglu_forward", dtype, options.form, args, is_backward, &problem);
@@ -579,6 +588,7 @@ TEST_CASE("one launch of SwiGLU writes codes by row and by column", "[swiglu pla
       const int64_t rows = shape[0], columns = shape[1];
       const auto codes = [&](uintptr_t place) { return compact_tensor(place << 20, ROPE_DTYPE_F8_E4M3, shape); };
       const auto scales = [&](uintptr_t place, bool by_column) {
+        if (group == 0) return rope_tensor_t{};
         const std::vector<int64_t> of_rows = {rows, columns / group}, of_columns = {rows / group, columns};
         return compact_tensor(place << 20, ROPE_DTYPE_F8_E8M0, by_column ? of_columns : of_rows);
       };
@@ -648,6 +658,9 @@ TEST_CASE("one launch of SwiGLU writes codes by row and by column", "[swiglu pla
     scene = served;
     scene.group = 16;
     CHECK_FALSE(plan_of(scene).has_blocks);
+    scene.group = 0;
+    scene.has_columns = false;
+    CHECK(plan_of(scene).has_blocks == is_backward);
     scene = served;
     scene.dtype = ROPE_DTYPE_F32;
     CHECK_FALSE(plan_of(scene).has_blocks);
@@ -1081,6 +1094,47 @@ TEST_CASE("plans of rows that are looked up, in words", "[swiglu plan][explain]"
   for (const auto &each : rows) {
     const rope::SwigluProblem problem =
         compact_problem(each.dtype, each.shape, each.is_backward, 0, each.has_row_scale, each.options);
+    const std::string text = explain(problem, kDevices[2]);
+    INFO(text << "; wanted: " << each.kernel);
+    CHECK(text.find(": " + each.kernel) != std::string::npos);
+  }
+}
+
+TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
+  rope::GatingForm geglu = kPlain;
+  geglu.is_plain = false;
+  geglu.has_options = true;
+  geglu.activation = rope::Activation::kGegluTanh;
+  constexpr rope_dtype_t kCode = ROPE_DTYPE_F8_E4M3;
+  const std::string matrix = "matrix codes kernel, vectors of 16 bytes, grid ";
+  const std::string expert = "expert codes kernel, vectors of 16 bytes, grid ";
+  const std::string row = "row codes kernel, vectors of 16 bytes, grid ", element = "codes kernel, vectors of ";
+  const struct {
+    std::vector<int64_t> shape;
+    bool has_row_scale;
+    Options options;
+    std::string kernel;
+  } rows[] = {
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode}, matrix + "80 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "40 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 2048}, matrix + "40 x 1 of 64"},
+      {{40, 28672}, false, {kPlain, false, false, 0, false, 0, kCode, 28672}, matrix + "40 x 1 of 512"},
+      {{40, 2048}, false, {geglu, false, false, 0, false, 0, kCode, 128}, element + "2 bytes"},
+      {{256, 128, 2048}, false, {kPlain, false, true, 0, false, 0, kCode}, expert + "1056 x 1 of 128"},
+      {{256, 128, 2048}, false, {kPlain, false, true, 0, false, 0, kCode, 128}, expert + "1056 x 1 of 128"},
+      {{256, 128, 2048}, false, {kPlain, false, true, 0, false, 0, kCode, 2048}, matrix + "32768 x 1 of 64"},
+      {{256, 128, 2048}, false, {kPlain, true, true, 0, false, 0, kCode, 2048}, element + "2 bytes"},
+      {{40, 2048}, false, {kPlain, false, false, 8, false, 0, kCode, 16}, row + "20 x 1 of 128"},
+      {{40, 2048}, true, {kPlain, false, false, 0, true, 0, kCode, 256}, row + "20 x 1 of 128"},
+      {{40, 2048}, true, {kPlain, false, false, 0, false, 0, kCode, 8}, row + "20 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, true, false, 0, false, 0, kCode}, row + "20 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, true, false, 0, false, 0, kCode, 512}, element + "2 bytes"},
+      {{40, 2044}, false, {kPlain, true, false, 0, false, 0, kCode}, element + "2 bytes"},
+      {{40, 2048}, false, {geglu, true, false, 0, false, 0, kCode, 128}, element + "2 bytes"},
+  };
+  for (const auto &each : rows) {
+    const rope::SwigluProblem problem =
+        compact_problem(ROPE_DTYPE_BF16, each.shape, false, 0, each.has_row_scale, each.options);
     const std::string text = explain(problem, kDevices[2]);
     INFO(text << "; wanted: " << each.kernel);
     CHECK(text.find(": " + each.kernel) != std::string::npos);
