@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package rope is librope from Go: rotary position embedding (RoPE) and SwiGLU, forward and backward, on CPUs and
 // NVIDIA GPUs.
 //

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* shim.h - calls of librope with flat arguments
  *
  * A Go struct that holds Go pointers may not cross into C; pointers by themselves may. Therefore structs cross without

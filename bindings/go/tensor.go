@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package rope
 
 // #include "shim.h"

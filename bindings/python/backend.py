@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # backend.py - the build backend: scikit-build-core, for a library with its sources outside this folder
 """A source distribution contains the library's sources. A wheel's name states the oldest C library that it needs, read
 from the symbols of the library inside. If the wheel is built from a checkout, its version also states what the library

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # bench.py - measures what the package's calls cost the host, beside others that do the same in the same process
 """usage: bench.py [--device cuda|cpu] [--only GLOB]... [--operator FILE] [--json FILE] [--quick] [--list]
 

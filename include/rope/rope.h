@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rope.h - rotary position embedding (RoPE) and SwiGLU, forward and backward, on CPUs and NVIDIA GPUs
  *
  * Sections, in this order

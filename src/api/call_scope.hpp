@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // call_scope.hpp - changes the caller's thread for the length of a call, and restores it
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // descriptor.cpp - memory of descriptors
 #include "api/descriptor.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // descriptor.hpp - the memory behind the ABI's opaque handles, and how a stale handle is told from a live one
 #pragma once
 

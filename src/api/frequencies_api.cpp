@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // frequencies_api.cpp - frequencies at the C boundary: import and compute
 #include <string.h>
 

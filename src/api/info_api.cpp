@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // info_api.cpp - version, status, devices
 #include <pthread.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_api.cpp - RoPE at the C boundary: import, problem, plan, backend
 #include "api/call_scope.hpp"
 #include "api/descriptor.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // sections_api.cpp - position axes at the C boundary: import and map
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_api.cpp - SwiGLU at the C boundary: import, problem, plan, backend
 #include "api/call_scope.hpp"
 #include "api/descriptor.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tensor_api.cpp - makes tensor views of parts of tensor views
 #include <string.h>
 

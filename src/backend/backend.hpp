@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // backend.hpp - the operations of a device, as a table of functions; one table per backend
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // device_info.hpp - the properties of a device on which plans depend, as plain data, so that tests can plan for any GPU
 #pragma once
 

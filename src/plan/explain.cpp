@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // explain.cpp - describes a plan in words
 #include "plan/explain.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // explain.hpp - describes a plan in words
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // launch_shape.hpp - the parts of planning that RoPE and SwiGLU have in common
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_catalogue.cpp - every RoPE kernel: the problems it accepts, those it is preferred for, and its launches' shapes
 #include "plan/rope_catalogue.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_facts.cpp - finds the facts on which the choice of a RoPE kernel depends, once per vector width
 #include "plan/rope_facts.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_facts.hpp - the facts on which the choice of a RoPE kernel depends, found once per vector width
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_kernels.hpp - the kinds of RoPE kernels, for both the plan and the kernels
 #pragma once
 

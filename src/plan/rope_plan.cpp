@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_plan.cpp - chooses the kernel of a RoPE call, and the grid and shared memory of its launch
 #include "plan/rope_plan.hpp"
 

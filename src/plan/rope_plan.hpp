@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_plan.hpp - chooses how a RoPE problem runs on a device
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_gradient_plan.cpp - plans gradients of norms in the kernel of rows: tensors in groups that share blocks, and the
 // shared memory of a block
 #include "core/problem/step_problem.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_heads_plan.cpp - selects a kernel of whole heads for a call with a step, and cuts its pieces into blocks
 #include "core/problem/step_problem.hpp"
 #include "plan/launch_shape.hpp"

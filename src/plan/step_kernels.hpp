@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_kernels.hpp - the kinds of kernels for norms, caches and heads that are not turned, as named by planning and the
 // kernels
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_pieces.cpp - cuts heads with a part that is turned into the window and the channels outside it
 #include "plan/step_pieces.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_pieces.hpp - pieces that the kernels of whole heads treat as heads: all channels of a tensor's heads, or a part
 #pragma once
 

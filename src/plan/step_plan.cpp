@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_plan.cpp - selects a kernel for a call with a step, and the grid and shared memory of its launch
 #include "plan/step_plan.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_plan.hpp - chooses the kernel and launch of calls with norms, caches or heads that are not turned on CUDA
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_plan_checks.hpp - the conditions under which the step's kernels support a problem
 #pragma once
 

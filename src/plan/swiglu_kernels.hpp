@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_kernels.hpp - which formulas the SwiGLU kernels have
 #pragma once
 

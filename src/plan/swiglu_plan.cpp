@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_plan.cpp - vector width and grid of a SwiGLU call
 #include "plan/swiglu_plan.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_plan.hpp - chooses how a SwiGLU problem runs on a device
 #pragma once
 

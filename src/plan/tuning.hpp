@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tuning.hpp - every number that was found by measurement
 //
 // tests/bench/TUNING.md has the measurements, under the names of the constants here. A comment such as "279: 2.13 us

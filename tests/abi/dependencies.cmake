@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D READELF=… -D NM=… -D LIBRARY=… -D X86_64=… -D HARDENING=… -P dependencies.cmake: the library depends only on
 # the system's C library, of 2021 or later, and on no C++ runtime. It has no memory that is both writable and
 # executable, its function addresses become read-only once it is loaded, and hardened builds use the checks of the C

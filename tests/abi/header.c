@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* header.c - the public header is self-contained, may be included twice, and is valid C and C++ */
 #include <rope/rope.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* header_cuda.c - the stream types of the CUDA runtime and driver convert to rope_stream_t without a cast or a
  * warning */
 #include <cuda_runtime.h>

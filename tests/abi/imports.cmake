@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D NM=… -D OBJECTS=…|… -P imports.cmake: checks the functions of the C library that the library's own objects
 # call. Calls print nothing and allocate nothing: only texts are formatted, and only the function that creates a
 # descriptor allocates.

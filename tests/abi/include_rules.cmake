@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D SOURCE=…/src -P include_rules.cmake: checks that includes follow the flow of data, api -> core -> plan ->
 # backend -> kernels, and never go back.
 #

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* initialisers.c - the macros ROPE_..._INIT and SWIGLU_..._INIT: all zero but for struct_size, without a warning
  *
  * Compiled and run as every C and C++ that the header is for.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D COMPILER=… "-DFLAGS=… …" -D SOURCE=… -D PROGRAM=… -P initialisers.cmake: compiles the one file and runs it.
 
 cmake_minimum_required(VERSION 3.22)

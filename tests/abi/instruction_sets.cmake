@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D NM=… -D OBJDUMP=… -D OBJECTS=…|… -P instruction_sets.cmake: checks that code compiled for newer processors is
 # used only after their detection, and that RoPE fuses no operations.
 

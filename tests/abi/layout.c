@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* layout.c - prints every size, offset and value that a program built with <rope/rope.h> contains in its binary
  *
  * The output is compared with layout.golden. A changed or removed line is an ABI break; additions get new lines.

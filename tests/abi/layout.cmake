@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D EMULATOR=… -D PROGRAM=… -D GOLDEN=… -P layout.cmake: the program's output equals the golden file.
 
 cmake_minimum_required(VERSION 3.22)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* new_client.c - a program built with a later header, in which the structs are 16 bytes longer
  *
  * While the new fields are zero, calls succeed. Once one is set, the library refuses the call, names the unknown

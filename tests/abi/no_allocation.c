@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* no_allocation.c - a call allocates and prints nothing
  *
  * The C library's allocator is replaced by functions that count, for the whole process including the library's

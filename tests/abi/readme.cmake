@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D SOURCE=… -P readme.cmake: the programs in the READMEs equal those that tests compile and run.
 
 cmake_minimum_required(VERSION 3.22)

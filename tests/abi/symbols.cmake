@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D NM=… -D LIBRARY=… -D GOLDEN=… -P symbols.cmake: the library exports the functions that the file GOLDEN lists,
 # one a line, in version node ROPE_0, and nothing else.
 

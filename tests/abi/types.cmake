@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D ABIDW=… -D ABIDIFF=… -D LIBRARY=… -D HEADERS=… -D GOLDEN=… -P types.cmake: the functions of the library,
 # which has debug information, have the types of the golden file. Bits of abidiff's exit status: 1 and 2 an error, 4 a
 # change, 8 a change that certainly breaks programs. abidiff reports moved fields only in words, so its output is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // error_tests.cpp - each misuse returns its status and a message that names it, and leaves memory unchanged
 #include <catch2/catch_test_macros.hpp>
 #include <cctype>

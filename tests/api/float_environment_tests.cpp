@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // float_environment_tests.cpp - a caller's rounding mode, flush to zero and traps do not affect results and are
 // restored
 #include <fenv.h>

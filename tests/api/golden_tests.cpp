@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // golden_tests.cpp - every bit of RoPE on every device and instruction set, as hashes of outputs in golden.txt; and
 // equal bits of RoPE and SwiGLU in repeated runs and with any number of threads
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // lifecycle_tests.cpp - version, status, devices, and descriptors used by several threads and processes
 #include <rope/rope.h>
 

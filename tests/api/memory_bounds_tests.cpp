@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // memory_bounds_tests.cpp - CPU calls next to unreadable pages: nothing outside the views is accessed
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // process_tests.cpp - the program's use of threads and signals: cancellation, and faults that the program handles
 #include <pthread.h>
 #include <rope/rope.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_angles_tests.cpp - raw angles instead of cos and sin, and tables with a column for each channel
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

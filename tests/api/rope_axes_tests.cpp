@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_axes_tests.cpp - several positions per token, and the choice of the position axis for each pair
 #include <catch2/catch_test_macros.hpp>
 #include <limits>

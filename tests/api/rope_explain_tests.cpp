@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_explain_tests.cpp - the description of a call in words, without running it
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>

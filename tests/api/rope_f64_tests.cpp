@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_f64_tests.cpp - 64-bit data: fp64 arithmetic, very large positions, and the gradient by differences
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

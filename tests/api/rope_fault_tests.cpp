@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_fault_tests.cpp - the two words that count tokens without a row
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

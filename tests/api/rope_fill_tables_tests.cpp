@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_fill_tables_tests.cpp - tables filled by the library: their values, and rotations with them
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

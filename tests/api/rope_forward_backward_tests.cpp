@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_forward_backward_tests.cpp - rotation over dtypes, styles, layouts, sizes, strides and alignments
 #include <catch2/catch_test_macros.hpp>
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_long_tests.cpp - launches that are long on any GPU, for all problems that the kernels of long launches accept
 //
 // RopeCase would take seconds for each. Here each element is converted once, and only elements that are not clearly the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_numeric_tests.cpp - the numeric contract on dense data: angles, rounding, numbers that are not finite
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

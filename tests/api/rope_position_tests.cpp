@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_position_tests.cpp - the sources of positions, and their range
 #include <catch2/catch_test_macros.hpp>
 #include <limits>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_property_tests.cpp - relations between calls that hold for any data
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_random_tests.cpp - seeded random requests that cover everything in rope_args and rope_config
 //
 // ROPE_RANDOM_CASES is the number of cases (2000), ROPE_RANDOM_SEED the first seed. A failing case prints its seed, and

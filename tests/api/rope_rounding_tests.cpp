@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_rounding_tests.cpp - rotations in which cos, sin, each product and each sum are rounded
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_sequence_tests.cpp - sequences of several lengths, one after another, their padding, and invalid cu_seqlens
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

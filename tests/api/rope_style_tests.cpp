@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_style_tests.cpp - pairs that are read in one style and written in another, and pairs inside blocks
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

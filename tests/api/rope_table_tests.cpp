@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_table_tests.cpp - cos and sin from the caller's tables, and positions outside them
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // sanitize_tests.cpp - every kernel of the library in few and small calls, for tools that slow each call down
 //
 // ROPE_TEST_EXACT_MEMORY=1 compute-sanitizer --tool memcheck rope_api_tests "[sanitize]", and likewise with racecheck,

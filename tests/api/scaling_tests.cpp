@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // scaling_tests.cpp - every recipe of rope_scaled_frequencies, compared with its published formula in long double
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

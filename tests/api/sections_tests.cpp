@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // sections_tests.cpp - every map of rope_section_axes, compared with its published rule; its frequencies in long double
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_accumulate_tests.cpp - gradients that are added to the contents of their outputs
 #include <catch2/catch_test_macros.hpp>
 #include <string>

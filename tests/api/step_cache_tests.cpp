@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_cache_tests.cpp - k and v written to paged caches
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_explain_tests.cpp - the text of rope_explain for norms, caches and tensors that are not turned
 #include <catch2/catch_test_macros.hpp>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_factor_tests.cpp - factors of tokens, and of tokens and heads, after norm and rotation
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

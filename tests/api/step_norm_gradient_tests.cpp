@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_norm_gradient_tests.cpp - backward of norms with the rotation: gradients of inputs, and sums for the gradients
 // of weights and biases
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_norm_tests.cpp - norms of q, k and v before and after the rotation, and tensors that are not turned
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

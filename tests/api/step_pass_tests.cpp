@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_pass_tests.cpp - channels outside the window from another tensor, and caches that store them separately
 #include <catch2/catch_test_macros.hpp>
 #include <string>

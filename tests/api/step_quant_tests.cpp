@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_quant_tests.cpp - outputs and caches of 8 bits: codes, static scales, the largest magnitude
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_random_tests.cpp - seeded random steps with norms, rotations, outputs and caches
 //
 // ROPE_STEP_CASES sets the number of cases (600), ROPE_STEP_SEED the first seed. A failing case prints its seed:

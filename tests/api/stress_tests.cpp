@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // stress_tests.cpp - many threads at once: with one descriptor, while others are created and destroyed, and during fork
 #include <rope/rope.h>
 

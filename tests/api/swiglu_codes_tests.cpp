@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_codes_tests.cpp - SwiGLU whose out has 8 or 4 bits: codes and scales, byte for byte where the values are known
 //
 // Another call gives the values: its out is F32, or of 16 bits if values are rounded first. The tests make codes and

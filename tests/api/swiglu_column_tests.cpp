@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_column_tests.cpp - outputs of SwiGLU that become codes by row and by column, forward and backward
 //
 // Another call gives the values: its outputs are words, F32 or of 16 bits if values are rounded first. The tests make

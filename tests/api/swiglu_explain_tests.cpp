@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_explain_tests.cpp - how a call of SwiGLU would run, in words; nothing runs
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_gates_tests.cpp - SwiGLU's other activations, soft caps, limits, rounding, biases and experts
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

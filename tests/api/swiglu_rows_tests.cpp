@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_rows_tests.cpp - SwiGLU of experts whose rows follow each other, and of factors that an index chooses
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

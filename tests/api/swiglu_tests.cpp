@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_tests.cpp - the gate and its gradients over dtypes, packings, strides, aliases and extreme values
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tensor_view_tests.cpp - rope_tensor_narrow and rope_tensor_select
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cases.cpp - reads cases.txt; the first lines of that file define its words
 #include "cases.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cases.hpp - the cases of cases.txt
 #pragma once
 

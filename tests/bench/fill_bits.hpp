@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fill_bits.hpp - the bits of the tensors' random initial numbers, identical on host and device
 #pragma once
 

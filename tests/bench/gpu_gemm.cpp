@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gpu_gemm.cpp - see gpu_gemm.hpp
 #include "gpu_gemm.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gpu_gemm.hpp - matrix products of cuBLAS, as the kernels before and after a call in a model
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gpu_timer.cu - graph timing, the kernels for comparison, and device memory
 #include <cuda_runtime.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gpu_timer.hpp - times launches in replays of CUDA graphs, and the kernels to which results are compared
 //
 // Failing CUDA calls throw std::runtime_error.

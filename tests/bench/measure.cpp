@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // measure.cpp - one function for each kind of measurement
 #include "measure.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // measure.hpp - checks a case, then times it together with its comparisons
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // memory.cpp - host memory; gpu_timer.cu has the GPU's
 #include "memory.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // memory.hpp - the tensors of a case, in host memory or on the GPU
 #pragma once
 

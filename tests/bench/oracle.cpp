@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // oracle.cpp - RoPE, norms and SwiGLU in double
 #include "oracle.hpp"
 

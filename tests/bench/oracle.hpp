@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // oracle.hpp - RoPE, norms and SwiGLU in double, from the formulas at the top of rope.h
 #pragma once
 

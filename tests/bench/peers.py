@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Measures librope and other libraries on cases of rope-bench, in one process on one GPU.
 
 usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--rope-bench FILE] [--commit ID] [--no-compile]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws the results of peers.py: NAME.png, shares of a copy's rate, and NAME-decode.png, times of decode.
 
 usage: plots.py NAME.json [--check]

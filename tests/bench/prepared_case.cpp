@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // prepared_case.cpp - creates descriptors, views and references from the words of a case
 #include "prepared_case.hpp"
 

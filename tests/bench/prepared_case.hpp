@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // prepared_case.hpp - the descriptor and the tensors of a case, ready for calls and checks
 #pragma once
 

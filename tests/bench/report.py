@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes the tables of times and demands from the JSON of rope-bench and of peers.py.
 
 usage: report.py FILE... [--also FILE] [--update | --check]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // results.cpp - prints results and writes them to JSON
 #include "results.hpp"
 

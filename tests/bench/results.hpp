@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // results.hpp - the printed table and the JSON of results
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_bench.cpp - measures librope's speed, relative to a copy of the same bytes in the same process
 //
 // usage: rope-bench [--device cpu|cuda] [--case GLOB] [--json FILE] [--commit ID] [--list] [--tiny]

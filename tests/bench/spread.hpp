@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // spread.hpp - the median and the spread of repeated measurements
 #pragma once
 

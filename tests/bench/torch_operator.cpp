@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch_operator.cpp - the comparison for bindings/python/bench.py: librope called by unboxed operators of torch, in
 // C++
 //

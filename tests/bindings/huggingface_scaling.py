@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # huggingface_scaling.py - compares rope_scaled_frequencies with the rope functions of an installed transformers
 """Compares the frequencies of published models, rounded to fp32, and their attention factors.
 

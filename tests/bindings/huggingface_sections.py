@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # huggingface_sections.py - compares rope_section_axes with the rotary embeddings of an installed transformers
 """Compares the position axis of each pair, and the frequencies rounded to fp32, with published models.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // arrays.cu - kernels that fill and compare arrays of any size
 #include <cuda_runtime.h>
 

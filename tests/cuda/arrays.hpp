@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // arrays.hpp - device arrays that are too large for the host: filled and compared on the GPU
 #ifndef ROPE_TESTS_CUDA_ARRAYS_HPP
 #define ROPE_TESTS_CUDA_ARRAYS_HPP

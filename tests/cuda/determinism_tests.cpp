@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // determinism_tests.cpp - a call gives identical bits in every run, on every stream, in replays and beside other work
 #include <catch2/catch_test_macros.hpp>
 #include <memory>

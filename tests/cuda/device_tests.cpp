@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // device_tests.cpp - the device of a call, and the caller's current device and memory afterwards
 #include <catch2/catch_test_macros.hpp>
 #include <string>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // first_call_tests.cpp - the first calls of a process: during a capture, and on a stream that is held back
 //
 // The memory and the kernels that a first call allocates or loads can be observed only in a new process, so these tests

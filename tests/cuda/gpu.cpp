@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gpu.cpp - CUDA objects that a test holds for a scope
 #include "gpu.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gpu.hpp - device memory, streams and graphs, for tests that need a GPU
 #ifndef ROPE_TESTS_CUDA_GPU_HPP
 #define ROPE_TESTS_CUDA_GPU_HPP

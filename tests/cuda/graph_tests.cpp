@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // graph_tests.cpp - calls captured in CUDA graphs: the captured nodes, and the results of a thousand replays
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // grid_row_tests.cpp - launches with several grid rows, which otherwise need 2^31 tokens or blocks, on small problems
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

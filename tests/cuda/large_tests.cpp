@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // large_tests.cpp - more than 2^31 elements, tokens or steps between elements
 //
 // Each large call is checked twice: by the oracle at places where a number of 30, 31 or 32 bits would overflow, and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // last_error_tests.cpp - cudaGetLastError of a caller that shares librope's CUDA runtime is unchanged by each call
 //
 // With librope.so the caller has a separate CUDA runtime, and librope cannot reach its last error. With the static

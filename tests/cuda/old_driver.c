@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* old_driver.c - a libcuda.so.1 that is older than any librope is built with, for the test of what librope then says */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // process.cpp - starts this program again
 #include "process.hpp"
 

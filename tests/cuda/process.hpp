@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // process.hpp - runs test cases in a new process
 #ifndef ROPE_TESTS_CUDA_PROCESS_HPP
 #define ROPE_TESTS_CUDA_PROCESS_HPP

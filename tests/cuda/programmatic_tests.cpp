@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // programmatic_tests.cpp - calls with ROPE_FLAG_PROGRAMMATIC_LAUNCH start early and wait before they access memory
 //
 // A chain of calls uses every kernel; each call reads what the previous one wrote and overwrites what that one read.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // scenes.cpp - builds tensors on a GPU and compares the results of a call with the oracle
 #include "scenes.hpp"
 

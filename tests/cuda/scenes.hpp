@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // scenes.hpp - a call of librope with its tensors on a GPU, and the check of its results
 #ifndef ROPE_TESTS_CUDA_SCENES_HPP
 #define ROPE_TESTS_CUDA_SCENES_HPP

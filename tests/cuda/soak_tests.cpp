@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // soak_tests.cpp - minutes of calls from many threads on many streams, each result compared
 //
 // Hidden, because it takes long: ROPE_SOAK_SECONDS=180 rope_cuda_tests "[soak]"

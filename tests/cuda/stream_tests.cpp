@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // stream_tests.cpp - calls are ordered by their stream, run beside other streams, and do not block
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // survival_tests.cpp - failures of a machine or of its GPU, and librope's behaviour
 //
 // No driver, an old one, no visible device, no memory left, a sticky error, captures by other threads, tensors at the

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks that the targets of links and paths in the *.md files of the repository exist.
 
 usage: links.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P program.cmake: extracts the program in LANGUAGE and the commands that follow it from README, a file in
 # SOURCE, and runs them as a reader would who pastes both, where BUILD is the folder `build`. The output must match
 # EXPECTED.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D SOURCE=… -P questions.cmake: checks that each answer under "Questions" in README.md and tests/README.md names
 # existing files that show it.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Comments and pages of the repository avoid phrases that readers stumble over.
 
 usage: words.py [FILE...]

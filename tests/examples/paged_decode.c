@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Steps of decoding: each of three sequences has one new token, at its own position, which passes through the layers
  * of a model with norms of q and k. One call per layer normalises and rotates q in place, normalises and rotates k
  * into a paged cache, and copies v into another cache.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rotates the queries and keys of a packed QKV tensor in place, by the positions of four tokens, on the CPU. */
 #include <rope/rope.h>
 #include <stdio.h>

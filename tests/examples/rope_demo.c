@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rope_demo.c - runs RoPE and SwiGLU with the geometry of a real model, checks the results and times them
  *
  * It uses librope only through <rope/rope.h>. The reference is computed in long double from the formulas at the top

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # rope-demo on the device that it chooses: its first ten lines name the device and, if that is the CPU, the reason; no
 # line is wider than a terminal.
 execute_process(COMMAND ${DEMO} --tokens 37 OUTPUT_VARIABLE output RESULT_VARIABLE result)

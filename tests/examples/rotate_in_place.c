@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rotates q and k of a batch in place, where they lie as [batch, sequence, heads, channels], and back again. */
 #include <math.h>
 #include <rope/rope.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* SwiGLU of the packed output of one projection, [tokens, gate | up], and its gradients, which replace it. */
 #include <math.h>
 #include <rope/rope.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient of a loss through RoPE, against finite differences, in fp64.
  *
  * rope_backward is the transpose: with YaRN's attention_scale it is not the inverse.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Prefill of sequences of different lengths, one after another in a tensor with room for more (a captured graph).
  *
  * The second sequence already has a prefix in the cache, so its positions start later. One call gives the same bits

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From the config.json of a Hugging Face model extended with YaRN to a descriptor.
  *
  * This program finds JSON keys by text search; a real program would use its JSON library.

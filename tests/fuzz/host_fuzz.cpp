@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // host_fuzz.cpp - fuzzes the functions that run only on the host: frequency recipes, section lists, views of views
 #include <cmath>
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // input.hpp - draws numbers from a fuzzer's bytes
 //
 // When the bytes are used up, every draw returns the simplest value: a short input is a simple request.

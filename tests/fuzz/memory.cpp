@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // memory.cpp - exact memory for tensors, and the contract of every call
 #include "memory.hpp"
 

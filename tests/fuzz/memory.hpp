@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // memory.hpp - exactly the memory that the tensors of a fuzzed call describe
 #ifndef ROPE_TESTS_FUZZ_MEMORY_HPP
 #define ROPE_TESTS_FUZZ_MEMORY_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // replay.cpp - runs a fuzz target on files and folders of inputs, for compilers without libFuzzer
 #include <algorithm>
 #include <cstdint>

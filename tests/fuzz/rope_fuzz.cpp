@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_fuzz.cpp - fuzzes RoPE: configs, calls in both directions, tables and explanations
 //
 // The bytes draw a request that is mostly valid and then corrupt it in a few places. Tensors have exactly the memory

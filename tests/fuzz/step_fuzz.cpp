@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_fuzz.cpp - fuzzes steps: norms, caches, tensors that are not turned, row factors, outputs and caches of 16 and 8
 // bits
 //

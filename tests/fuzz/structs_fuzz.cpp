@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // structs_fuzz.cpp - fuzzes the six structs byte by byte, struct_size included
 //
 // The input is the struct. It is passed in a buffer of exactly struct_size bytes. Only its pointers are replaced, by

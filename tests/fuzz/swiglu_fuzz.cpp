@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_fuzz.cpp - fuzzes SwiGLU: configs and calls in both directions
 //
 // Like rope_fuzz.cpp, it makes mostly correct requests with some false members, in memory of exactly the requested

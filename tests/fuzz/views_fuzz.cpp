@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // views_fuzz.cpp - fuzzes overlaps and repeated elements of views
 //
 // Compares the library's answer, whether two views share bytes, with a search through their elements. It also makes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the possible changes of a line of code in C++ and C, Python, Rust and Go."""
 import ast
 import hashlib

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Changes librope in one place after another, and counts how many of the changes the tests detect.
 
 A mutant is one file with one operator, bound, constant, condition or statement changed. mutants.py finds the possible

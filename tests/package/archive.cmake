@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P archive.cmake: a compiler can use the unpacked TGZ from any folder; with SOURCE_DATE_EPOCH, packing again
 # gives the same bytes.
 

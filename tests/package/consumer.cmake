@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P consumer.cmake: configures and builds PROJECT, with the file ADDED as program.c, using the moved tree, and
 # runs the resulting programs named program*.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P cuda_flags.cmake: as a part of a project with CMAKE_CUDA_FLAGS that trade accuracy for speed, librope
 # compiles its kernels to the same PTX as without them. The only approximations that flush to zero are those in
 # swiglu.cuh.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P cuda_reason.cmake: the reason for a CPU-only build is in CMake's last line and in rope_build_info
 
 cmake_minimum_required(VERSION 3.22)

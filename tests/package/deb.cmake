@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P deb.cmake: librope0 has the files that programs load and librope-dev the others; its symbols file is that of
 # the library; with SOURCE_DATE_EPOCH, packing again gives the same bytes; lintian reports nothing, hardening included.
 # FLAVOUR is cpu, or names the CUDA Toolkit, for example cuda13.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* dlopen.c - loads the library named by its argument, like a plugin host or a language without a linker
  *
  * The library is opened, used so that its thread pool starts, and closed, a hundred times: there is only one pool,

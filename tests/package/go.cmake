@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P go.cmake: runs the package's tests and example with the moved tree, found by pkg-config, and a separate
 # module with the commands of the package's README.md.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P install.cmake: installs, moves the tree, and checks every file of it.
 
 cmake_minimum_required(VERSION 3.22)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P parent.cmake: librope as a part of a project that compiles everything with FLAGS. Its library must pass the
 # Catch2 tests TESTS that match FILTER, and the program DLOPEN; its archive must keep instruction sets apart.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P pkg_config.cmake: compiles PROGRAM with the README's command for KIND, shared or static, and runs it.
 
 cmake_minimum_required(VERSION 3.22)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P refused.cmake: requests that find_package must refuse, with the reason that it must give.
 
 cmake_minimum_required(VERSION 3.22)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P rust.cmake: runs the crates' tests and example with the moved tree, found in each way that build.rs
 # supports; builds their documentation without it; and runs a separate package with the commands of their README.md.
 

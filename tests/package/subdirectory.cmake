@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake … -P subdirectory.cmake: PROJECT, which has librope as a part, has no build type and treats warnings as errors.
 # It must build and run its programs with either value of BUILD_SHARED_LIBS, and its installation must be usable. It
 # sets -O1, with which the library compiles in a third of the time.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // algorithm_tests.cpp - the kernel and the launch that the plan of a problem has, one line per problem
 #include <catch2/catch_test_macros.hpp>
 #include <sstream>

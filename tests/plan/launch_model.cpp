@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // launch_model.cpp - models the accesses of each thread of a planned launch
 #include "plan/launch_model.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // launch_model.hpp - models the accesses of each thread of a planned launch
 #ifndef ROPE_TESTS_PLAN_LAUNCH_MODEL_HPP
 #define ROPE_TESTS_PLAN_LAUNCH_MODEL_HPP

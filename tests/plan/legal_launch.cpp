@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // legal_launch.cpp - conditions for every plan, with any kernel
 #include "plan/legal_launch.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // legal_launch.hpp - conditions for every plan, with any kernel
 #ifndef ROPE_TESTS_PLAN_LEGAL_LAUNCH_HPP
 #define ROPE_TESTS_PLAN_LEGAL_LAUNCH_HPP

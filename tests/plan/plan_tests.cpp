@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // plan_tests.cpp - the plan of every valid RoPE problem is a valid launch whose threads do all work exactly once, and
 // its description in words is correct
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // scene.cpp - RoPE problems at invented addresses, for tests of plans
 #include "plan/scene.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // scene.hpp - RoPE problems at invented addresses, for tests of plans: random ones, and ones set by hand
 #ifndef ROPE_TESTS_PLAN_SCENE_HPP
 #define ROPE_TESTS_PLAN_SCENE_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_plan_tests.cpp - the kernel for each step, and checks that its launch is legal
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

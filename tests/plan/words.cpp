@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // words.cpp - reads a RoPE problem from a line of words
 #include "plan/words.hpp"
 

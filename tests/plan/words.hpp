@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // words.hpp - reads a RoPE problem from a line of words, for tables of expected plans
 #ifndef ROPE_TESTS_PLAN_WORDS_HPP
 #define ROPE_TESTS_PLAN_WORDS_HPP

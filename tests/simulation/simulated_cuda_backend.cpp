@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // simulated_cuda_backend.cpp - the CUDA backend of a library with a simulated GPU, for the step
 //
 // Plans, params and kernels are those of the library. Device memory is host memory. Calls without a step run on the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // simulated_gpu.cpp - fibers, and the events for which they wait
 //
 // setcontext enters a fiber's stack for the first time. After that, _longjmp switches between stacks: unlike setcontext

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // simulated_gpu.hpp - runs the code of CUDA kernels on the CPU: every thread of a block is a fiber
 //
 // A fiber runs until it waits for its block or for lanes of its warp, or until it ends. The fibers that can run do so

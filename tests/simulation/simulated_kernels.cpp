@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // simulated_kernels.cpp - the kernels of the step as host functions clang-format off: the replacement of CUDA's
 // language must be included first
 #include "simulated_gpu.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // simulated_swiglu_kernels.cpp - the kernels of SwiGLU as functions of the host
 // clang-format off: the replacement of CUDA's language comes first
 #include "simulated_gpu.hpp"

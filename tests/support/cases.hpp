@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cases.hpp - describes a RoPE or SwiGLU problem in one line; check() solves it on every device and compares with the
 // oracle
 //

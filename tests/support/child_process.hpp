@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // child_process.hpp - runs a check in a forked child, which has its own memory, threads and signal handlers
 #ifndef ROPE_TESTS_SUPPORT_CHILD_PROCESS_HPP
 #define ROPE_TESTS_SUPPORT_CHILD_PROCESS_HPP

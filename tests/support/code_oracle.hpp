@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // code_oracle.hpp - codes of 8 and 4 bits and written scales, by search among numbers and powers of two
 #ifndef ROPE_TESTS_SUPPORT_CODE_ORACLE_HPP
 #define ROPE_TESTS_SUPPORT_CODE_ORACLE_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // device.cpp - finds devices, and copies a workspace to device memory for the duration of a call
 #include "device.hpp"
 

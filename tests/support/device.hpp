@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // device.hpp - the devices of this machine, and calls that run on each of them with a workspace
 #ifndef ROPE_TESTS_SUPPORT_DEVICE_HPP
 #define ROPE_TESTS_SUPPORT_DEVICE_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // float_state.hpp - the floating-point state of this thread, read from the processor
 #ifndef ROPE_TESTS_SUPPORT_FLOAT_STATE_HPP
 #define ROPE_TESTS_SUPPORT_FLOAT_STATE_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // norm_model.hpp - the norm by the formula of rope.h: once with each operation rounded, bit for bit, and once exactly
 //
 // It shares no code with the library. Compile it without contraction of products and sums (-ffp-contract=off).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // oracle.cpp - number formats by sign, exponent and fraction; rotations and gates in long double
 #include "oracle.hpp"
 

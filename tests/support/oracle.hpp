@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // oracle.hpp - exact results: number formats, RoPE and SwiGLU in long double, directly from their formulas
 #ifndef ROPE_TESTS_SUPPORT_ORACLE_HPP
 #define ROPE_TESTS_SUPPORT_ORACLE_HPP

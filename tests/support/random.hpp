@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // random.hpp - seeded random numbers, identical on every machine and with every standard library
 #ifndef ROPE_TESTS_SUPPORT_RANDOM_HPP
 #define ROPE_TESTS_SUPPORT_RANDOM_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_case.cpp - builds the tensors of a RopeCase, runs it on all devices and verifies the results
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

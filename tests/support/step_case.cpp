@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_case.cpp - builds the tensors of a StepCase, computes the expected elements, runs the call everywhere and
 // compares
 #include "step_case.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_case.hpp - one struct describes a step: norm, rotation, caches; check() solves it everywhere and compares every
 // bit
 //

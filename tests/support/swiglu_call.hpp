@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_call.hpp - calls of SwiGLU that are a single problem, for tests of problems and plans
 #ifndef ROPE_TESTS_SUPPORT_SWIGLU_CALL_HPP
 #define ROPE_TESTS_SUPPORT_SWIGLU_CALL_HPP

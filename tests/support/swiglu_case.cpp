@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_case.cpp - builds the tensors of a SwigluCase, runs the calls on every device and verifies the outputs
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_element.hpp - the exact outputs of one element of SwiGLU, and the permitted error of the library's
 #ifndef ROPE_TESTS_SUPPORT_SWIGLU_ELEMENT_HPP
 #define ROPE_TESTS_SUPPORT_SWIGLU_ELEMENT_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_rows.hpp - the expert of a row by expert_offsets, by the definition of rope.h
 #ifndef ROPE_TESTS_SUPPORT_SWIGLU_ROWS_HPP
 #define ROPE_TESTS_SUPPORT_SWIGLU_ROWS_HPP

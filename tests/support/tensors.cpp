@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tensors.cpp - placement, poison and the three images of test memory
 #include "tensors.hpp"
 

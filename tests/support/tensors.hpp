@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tensors.hpp - strided tensors in poisoned memory, with an image of its former contents
 #ifndef ROPE_TESTS_SUPPORT_TENSORS_HPP
 #define ROPE_TESTS_SUPPORT_TENSORS_HPP

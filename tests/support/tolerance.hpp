@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tolerance.hpp - the permitted difference between an output and the exact value: the numeric contract as code
 #ifndef ROPE_TESTS_SUPPORT_TOLERANCE_HPP
 #define ROPE_TESTS_SUPPORT_TOLERANCE_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // aiter_tests.cpp - aiter's combined norm, rope and cache: Gemma's weights, a norm of v without weights, three position
 // axes, and the window of DeepSeek V4
 //

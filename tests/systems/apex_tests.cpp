@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // apex_tests.cpp - apex's fused_rope, which GPT-NeoX copies: t sbhd with all strides, halves, freqs (s, 1, 1, d2) of
 // F32 angles or cached cos and sin of that shape, channels past d2 copied; thd with cu_seqlens; 2-D image grids
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuda_article_tests.cpp - the RoPE of the CUDA article: [batch*heads, seq, head_dim] F32, halves, angles on the fly,
 // out of place. (Its __powf and __sincosf lose the angle at long positions; the formula here does not.)
 #include <catch2/catch_test_macros.hpp>

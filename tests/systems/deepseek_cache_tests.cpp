@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // deepseek_cache_tests.cpp - DeepSeek V4's step: q is normalised without weights, the tails of q and kv are rotated,
 // and kv, which is both k and v, is written to latent pages with scales that are powers of two
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // deepseek_tests.cpp - the rope of multi-head latent attention (DeepSeek, Megatron's fused MLA kernels): channels are
 // read in neighbouring pairs and written in halves; only the tail of a head is rotated; k_pe is one head
 //

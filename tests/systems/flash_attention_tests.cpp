@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flash_attention_tests.cpp - rotary embedding as in flash-attention: x (batch, seqlen, nheads, headdim) with any
 // strides, cos and sin (seqlen, R/2) or (batch, seqlen, R/2), seqlen_offsets, cu_seqlens, conjugate
 #include <catch2/catch_test_macros.hpp>

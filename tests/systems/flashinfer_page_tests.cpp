@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // flashinfer_page_tests.cpp - flashinfer's paged cache: the pages of all sequences in one list with bounds, and
 // for each token its sequence and its position there
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ggml_tests.cpp - ggml's chain RMS_NORM, MUL, ROPE, VIEW, SET_ROWS: F32 data, rows of an F16 cache selected by an
 // index
 #include <catch2/catch_test_macros.hpp>

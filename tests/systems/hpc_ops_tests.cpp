@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // hpc_ops_tests.cpp - hpc-ops' rope_norm_store_kv: packed qkv of several requests, a block table, norms of fp32 weights
 // before or after the rotation
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // model_norm_tests.cpp - norms of q and k in Hugging Face's models, on the models' own tensors: projections [B, S, H *
 // D], and cos and sin [B, S, R] of each token
 //

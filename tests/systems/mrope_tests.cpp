@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // mrope_tests.cpp - positions of several axes: M-RoPE of Qwen2-VL and Qwen3-VL, Ernie 4.5 VL, xdrope of Hunyuan, IMROPE
 // and VISION of llama.cpp, image and video grids
 //

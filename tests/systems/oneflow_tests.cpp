@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // oneflow_tests.cpp - OneFlow's fused_apply_rotary_emb: mode plane (halves) and interval (neighbours), thirteen
 // layouts, tensor_index, rotary_size, rotary_emb_dim 1 and 2 with position_ids [B, rotary_emb_dim, M], base, cos and
 // sin optional

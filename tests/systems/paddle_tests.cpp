@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // paddle_tests.cpp - Paddle's fused_rotary_position_embedding: q with optional k and v, [B, S, H, D] or time-major
 // [S, B, H, D], sin and cos [S, D] or [1, S, 1, D] of full width, position_ids [B, S]
 //

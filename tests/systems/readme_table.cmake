@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -D SOURCE=… -P readme_table.cmake: the last column of the table in this folder's README.md names every test of
 # tests/systems, with its file, and no other test.
 

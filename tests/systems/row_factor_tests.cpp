@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // row_factor_tests.cpp - factors of a token, or of a token and head, that models apply to q and v
 //
 // Mistral rounds the products of its rotation to the data's type, librope does not. In both, a factor in the data's

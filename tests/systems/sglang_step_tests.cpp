@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // sglang_step_tests.cpp - sglang's token pool, with one row for each token and slot 0 reserved for padding, and its
 // kernels of norm and rope
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_system.cpp - ranges of fp32 results, norms, and the layouts of paged caches
 #include "step_system.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_system.hpp - the step around the rotation in the formulas of other systems: norms, rotations and the places of a
 // paged cache
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_codes_systems_tests.cpp - SwiGLU to FP8 for the next matrix product as other systems have it: static scales,
 // scales of rows and of 128 channels in their layouts, experts' rows by count, delayed scaling
 //

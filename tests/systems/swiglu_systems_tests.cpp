@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_systems_tests.cpp - the gated activations of other systems: packed in four ways, clamped, shifted, scaled by
 // row, recomputed in backward, over rows that the device counts; GELU and ReLU, soft caps, biases, experts
 //

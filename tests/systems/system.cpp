@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // system.cpp - runs a call on all devices and compares it with a formula
 #include "system.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // system.hpp - a call of librope instead of another system's kernel, compared with that system's own formula
 //
 // A test has the system's tensors in the system's own shapes, makes the views that a user of librope would make, and

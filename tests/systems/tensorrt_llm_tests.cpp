@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tensorrt_llm_tests.cpp - TensorRT-LLM's fusedQKNormRope: packed qkv, angles computed on the fly, YaRN; its
 // preprocessing of qkv and its MLA kernels
 //

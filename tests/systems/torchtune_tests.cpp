@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torchtune_tests.cpp - RotaryPositionalEmbeddings of torchtune: x [b, s, n_h, h_d] interleaved, a cache
 // [max_seq, h_d/2, 2] of (cos, sin), rows by input_pos
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // transformer_engine_step_tests.cpp - TransformerEngine's delayed scaling, in which q, k and v of a step become FP8
 // with scales from the previous step, and the largest magnitudes give the next step's scales; and MXFP8, a scale of
 // E8M0 for each 32 channels

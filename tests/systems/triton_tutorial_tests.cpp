@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // triton_tutorial_tests.cpp - the fused RoPE of the Triton tutorial: complex multiplication over interleaved pairs, in
 // place, x (seq, heads, head_dim), cos and sin (seq, head_dim/2) with one row per token
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // vllm_step_tests.cpp - vLLM's cache writes and its norm with rope: each token has a slot, -1 for padding, and a slot
 // mapping may be shorter than the padded batch
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // vllm_tests.cpp - the serving contract of vLLM, flashinfer and sglang: flat q and k, positions of each token, one
 // cache cos | sin [max_position, rotary_dim]
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_kernels_tests.cpp - the inner loops of every instruction set that this processor has: identical bits for RoPE,
 // nearly equal results for SwiGLU, and results that do not depend on an element's place in a run
 #include <catch2/catch_test_macros.hpp>

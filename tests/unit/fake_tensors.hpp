@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fake_tensors.hpp - tensors at invented addresses, for code that computes with views and never accesses memory
 #ifndef ROPE_TESTS_UNIT_FAKE_TENSORS_HPP
 #define ROPE_TESTS_UNIT_FAKE_TENSORS_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fast_divmod_tests.cpp - compares division by multiplication with division
 #include <catch2/catch_test_macros.hpp>
 #include <vector>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // float16_tests.cpp - converts every 16-bit value to fp32 and back, and fp32 values around every rounding boundary
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>

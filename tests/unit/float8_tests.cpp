@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // float8_tests.cpp - fp32 values of every exponent to 8 and 4 bits and around every rounding boundary, against a search
 // among all values of a type; and the scales of groups, against a search among numbers of fp32 and among powers of two
 #include <algorithm>

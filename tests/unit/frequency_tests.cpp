@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // frequency_tests.cpp - compares phase increments with 113-bit arithmetic
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gating_options_tests.cpp - activations, soft caps and the later stages, one function at a time, against long double
 #include <catch2/catch_template_test_macros.hpp>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gating_tests.cpp - exponential, sigmoid, SwiGLU and its gradients for one element, against long double
 #include <catch2/catch_test_macros.hpp>
 #include <cfloat>

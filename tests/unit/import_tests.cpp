@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // import_tests.cpp - structs of older and newer callers
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // merge_axes_tests.cpp - merging axes does not change the work
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // no_device_tests.cpp - the reasons for the absence of a CUDA device, in librope's own words
 #include <catch2/catch_test_macros.hpp>
 #include <string>

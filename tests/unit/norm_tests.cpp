@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // norm_tests.cpp - the tree of a norm's sums, the inverse root and the roundings of a channel
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

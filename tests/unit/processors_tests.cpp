@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // processors_tests.cpp - affinity, and CPU quotas of containers, read from files that the tests write
 #include <sched.h>
 #include <unistd.h>

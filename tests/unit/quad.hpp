@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quad.hpp - logarithm, exponential and fractions of a turn with 113 bits, computed only by + - * /
 #ifndef ROPE_TESTS_UNIT_QUAD_HPP
 #define ROPE_TESTS_UNIT_QUAD_HPP

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_problem_tests.cpp - validates calls of RoPE: their canonical axes, positions and tables, or the refusal
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

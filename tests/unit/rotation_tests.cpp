@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rotation_tests.cpp - phases of positions and angles, their cosines and sines, and the rotation of a pair
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>

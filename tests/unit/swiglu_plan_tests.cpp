@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_plan_tests.cpp - the plan of every legal SwiGLU problem is a legal launch that processes each element once
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_problem_tests.cpp - axes of SwiGLU tensors are merged if they act as one, and visit the same elements
 #include <algorithm>
 #include <array>

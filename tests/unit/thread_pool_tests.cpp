@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // thread_pool_tests.cpp - every task runs once: calls from tasks, from many threads and after fork
 #include <pthread.h>
 #include <sched.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // view_tests.cpp - conditions for a valid view, parts of views, and overlaps of views, by brute force
 #include <algorithm>
 #include <bitset>

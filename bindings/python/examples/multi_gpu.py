@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor parallel and context parallel RoPE over several GPUs: each equals the whole on one device, bit for bit.
 
     python3 multi_gpu.py                             starts a process for each of two GPUs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotates q and k inside a packed QKV tensor of two sequences back to back, then gates a packed gate|up tensor.
 
 A packed tensor needs no copy and no special call: its parts are views, and views have strides.

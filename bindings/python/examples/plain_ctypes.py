@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotates two tokens through librope.so by ctypes alone, with no package installed: plain_ctypes.py LIBROPE_SO
 
 librope/_abi.py declares the constants, structs and functions of <rope/rope.h>. The program loads this file alone.

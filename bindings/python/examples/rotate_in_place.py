@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotates queries and keys where they lie: a prefill, one decode step for two sequences, and back again.
 
 These arrays are NumPy's. Tensors of torch, of CuPy and of any library with __dlpack__ take the same calls, on the CPU

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One training step of a small block of attention and MLP, with librope in forward and backward. The loss and the new
 weights are compared with those of the same step in plain torch.
 

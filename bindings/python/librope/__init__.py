@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # librope: rotary position embedding (RoPE) and SwiGLU, forward and backward, on CPUs and NVIDIA GPUs
 """The Python binding of librope.so. All mathematics and constants are the library's; <rope/rope.h> is the manual.
 

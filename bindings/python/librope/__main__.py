@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # __main__.py - python -m librope: prints which library was loaded, and what it can use on this machine
 import importlib.util
 import sys

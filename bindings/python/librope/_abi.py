@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _abi.py - the mirror of <rope/rope.h>: constants, structs and functions under their C names, and nothing else
 """Programs without the package load this file alone (examples/plain_ctypes.py), with any Python from 3.6 on.
 

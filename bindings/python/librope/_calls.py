@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _calls.py - librope_python.so: calls of descriptors with tensors of torch and arrays of NumPy, without ctypes
 """A builtin returns NotImplemented for a call that it does not support or that failed; nothing was written then. The
 caller repeats such a call through ctypes, which makes it or raises the error. Without the file all calls go through

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _cuda.py - the few functions that the package calls in the CUDA driver itself, through libcuda.so.1 if there is one
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _descriptor.py - the base of RopeDesc and SwigluDesc: the library's handles, one for each device
 from __future__ import annotations
 

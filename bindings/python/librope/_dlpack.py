@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _dlpack.py - reads tensors through DLPack
 """A capsule is only read, not consumed. The call holds it and leaves its name as it is, so that the capsule's own
 destructor calls the producer's deleter exactly once."""

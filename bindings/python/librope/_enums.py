@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _enums.py - the header's enumerations, and the names that users write for them
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _frequencies.py - rope_scaled_frequencies, rope_section_axes and rope_device_count
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _group_reader.py - groups of operands as structs of args, and as parts of calls with kept args
 from __future__ import annotations
 

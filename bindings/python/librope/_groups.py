@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _groups.py - the operand groups of calls: rope_norm_args_t, swiglu_quant_args_t and the others
 from __future__ import annotations
 

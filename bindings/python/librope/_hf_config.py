@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _hf_config.py - RopeDesc's arguments from the configuration of a Hugging Face model
 """This file imports neither transformers nor torch. A configuration is an object of transformers or the dict of a
 config.json."""

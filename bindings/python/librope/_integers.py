@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _integers.py - checks integers for the library's fields and parameters, which ctypes would reduce modulo 2^32 or 2^64
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _kept.py - args structs of earlier calls, reused by calls that differ from them in addresses alone
 """Filling an args struct takes several times as long as the library's call. A descriptor therefore keeps the structs of
 some calls, each under a key: everything that the call was given, except addresses. A later call with this key writes

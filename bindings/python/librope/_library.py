@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _library.py - finds and loads librope.so, and turns its statuses into exceptions
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _rope.py - rope_desc_create, rope_forward, rope_backward, rope_fill_tables and rope_explain
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _swiglu.py - swiglu_desc_create, swiglu_forward, swiglu_backward and swiglu_explain
 from __future__ import annotations
 

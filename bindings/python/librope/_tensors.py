@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _tensors.py - reads the tensors of every framework where they lie: pointer, dtype, shape and strides, never a copy
 """Each framework has four functions for its tensors:
   device_of(x)                   (kind, ordinal)

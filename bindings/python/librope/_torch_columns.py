@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _torch_columns.py - SwiGLU's output and gradients as codes of 8 bits by row and by column, for training with them
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _torch_modules.py - librope.torch in the shapes of other libraries: functions to import instead of theirs, and modules
 from __future__ import annotations
 

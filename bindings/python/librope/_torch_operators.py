@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _torch_operators.py - torch.ops.librope: schemas, kernels of librope_torch.so or else of Python, fakes and vmap
 """The operators take a descriptor as its key, a string with its whole content. A graph that another process compiled or
 exported then finds, or makes, an equal descriptor. `flags` are those of the library's args, and those of its groups

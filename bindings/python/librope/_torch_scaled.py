@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _torch_scaled.py - a rotation that multiplies q by a factor for each token in one launch, with gradients
 # pyright: reportPrivateUsage=false
 # These are the private names of librope.torch.

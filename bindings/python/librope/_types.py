@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # _types.py - the types that the signatures show to type checkers
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # torch.py - RoPE and SwiGLU for torch: eager, autograd, forward mode, vmap, torch.compile(fullgraph=True), CUDA graphs
 """apply_rotary, swiglu and geglu return new tensors. apply_rotary is differentiable any number of times; derivatives of
 swiglu have no derivatives. Both work in reverse and in forward mode. norm_rotary, which norms and rotates in one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # transformers.py - Hugging Face models on librope
 """patch(model) lets a model's attention rotate, and its gated MLPs gate, through librope.torch; unpatch(model) undoes
 it.

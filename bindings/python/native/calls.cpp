@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // calls.cpp - calls of descriptors with tensors of torch and arrays of NumPy, as builtins of Python
 //
 // The builtins do the work of librope/_rope.py and librope/_swiglu.py without ctypes, in a fraction of the time, for

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch_operators.cpp - the kernels of torch.ops.librope for CPU and CUDA, over the stable C ABI of libtorch
 //
 // This file neither includes nor links torch. It declares the part of torch's ABI that it uses, and finds it in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotates the queries and keys of a packed QKV tensor in place, then gates: NumPy here, torch, CuPy and JAX alike."""
 import librope
 import numpy

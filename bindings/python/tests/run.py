@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # run.py - runs test files: python3 bindings/python/tests/run.py [test_numpy ...]; all of them without an argument
 """The library is $ROPE_LIBRARY or in $ROPE_LIB_DIR. Exits with 77 if every test was skipped, and prints the reasons."""
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # support.py - shared by the tests: optional modules, and the formulas in float64
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_abi.py - the mirror in _abi.py equals the header, and the golden files in tests/abi
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_bench.py - bench.py measures each of its rows after it has compared their results, or says why it does not
 from __future__ import annotations
 

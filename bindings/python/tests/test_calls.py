@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_calls.py - calls through the builtins of librope_python.so: those that they make, those that they leave, and
 # effects
 from __future__ import annotations

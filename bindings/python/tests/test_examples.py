@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_examples.py - runs the programs in examples/; each checks its own results and exits with 77 if it cannot run
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_frequencies.py - recipes of context scaling, section lists, and configurations of Hugging Face as dicts
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_gating_codes.py - SwiGLU with an output of 8 bits: codes and scales byte for byte, through every interface
 """ReGLU's values are products of two numbers, rounded once, so its codes and scales are known exactly. Those of SwiGLU
 are checked within the error that rounding to 8 bits allows."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_gating_columns.py - SwiGLU's outputs and gradients as codes of 8 bits by row and by column
 """Values are those of calls whose outputs are words, rounded first; codes and scales are made of them here, byte for
 byte."""

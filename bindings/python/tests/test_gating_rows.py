@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_gating_rows.py - SwiGLU over rows that are looked up: experts back to back, and factors by an index
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_gpu.py - tests that need a GPU: torch, CuPy and numba on it, streams, CUDA graphs, several devices
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_hf_configs.py - from_hf_config on every configuration class of the installed transformers that has a rope
 """Each class is either refused by name, or its numbers are the model's: the model's own rotary embedding, built from
 the same configuration, has equal frequencies and an equal factor, and its attention's function rotates as librope's

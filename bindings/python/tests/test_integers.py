@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_integers.py - integers that do not fit the library's fields, which ctypes would reduce modulo 2^32 or 2^64
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_kept.py - calls that differ from earlier ones in addresses alone: right values, all refusals, bounded memory
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_loader.py - where the library is looked for, the error if it is missing, and what python -m librope prints
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_modules.py - librope.torch's functions and modules in the shapes of other libraries, against formulas and
 # originals
 from __future__ import annotations

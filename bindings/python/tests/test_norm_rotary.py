@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_norm_rotary.py - librope.torch.norm_rotary against torch's autograd of the formulas that models publish
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_numpy.py - descriptors, functions and errors, on NumPy's arrays
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_patched.py - a patched model can be trained, saved, loaded, copied, compiled and unpatched like any other
 """These tests take one small model with random weights for each family that librope.transformers.patch supports.
 test_transformers.py tests what patch changes in them."""

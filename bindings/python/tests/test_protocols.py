@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_protocols.py - DLPack capsules and array interfaces, and which side frees them
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_readme.py - the Python program in the package's README.md equals readme_example.py, and runs
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_repr.py - a descriptor prints as the call that makes it
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_step.py - norms, row factors, codes and paged caches around the rotation, on NumPy's arrays
 from __future__ import annotations
 

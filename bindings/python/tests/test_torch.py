@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_torch.py - torch's tensors, and librope.torch: eager, autograd, torch.compile
 from __future__ import annotations
 

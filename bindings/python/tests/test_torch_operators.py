@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_torch_operators.py - torch.ops.librope: keys, other processes, and both kinds of kernels
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_transformers.py - small models with random weights before and after librope.transformers.patch
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # test_types.py - the package's type hints are consistent, and give a program the right types
 from __future__ import annotations
 

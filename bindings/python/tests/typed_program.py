@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # typed_program.py - the results of type checkers for calls into the package; test_types.py runs mypy and pyright on it
 """The program is not run. An unnecessary `type: ignore` is an error, so each line with one must be refused."""
 from typing import Optional, Tuple, Union

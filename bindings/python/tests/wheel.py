@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 # wheel.py - builds the wheel and the source distribution, installs the wheel in a fresh environment, and uses it there:
 # wheel.py WORK_FOLDER
 """The wheel is for the CPU only, so that the test takes seconds; CUDA changes the library alone. The test downloads

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Finds librope: in the folder ROPE_LIB_DIR if that is set, otherwise through pkg-config. With ROPE_STATIC=1 it links
 //! librope.a; if that has CUDA, also libcudart_static.a, from CUDART_LIB_DIR if that is set.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_backend.cpp - the CPU backend; divides a SwiGLU problem into rows for the inner loops
 #include "backend/backend.hpp"
 #include "backend/cpu/cpu_kernels.hpp"

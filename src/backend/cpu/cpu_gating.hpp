@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_gating.hpp - SwiGLU, and GeGLU of 16-bit data, on vectors of x86-64-v4, whose registers can hold a table of exp
 //
 // Only for plain forms (alpha 1, no limit and so on). GeGLU is that of gating_options.hpp for 16-bit data.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_kernel_table.hpp - the table of the inner loops of one instruction set
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_kernels.cpp - chooses the instruction set of the inner loops
 #include "backend/cpu/cpu_kernels.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_kernels.hpp - the inner loops of the CPU backend as a table of functions; one table per instruction set
 #pragma once
 

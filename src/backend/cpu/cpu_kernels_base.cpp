@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_kernels_base.cpp - the inner loops for the instructions that every processor of the target has
 #define ROPE_INSTRUCTION_SET "base"
 #include "backend/cpu/cpu_kernel_table.hpp"

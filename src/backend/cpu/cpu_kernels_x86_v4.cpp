@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_kernels_x86_v4.cpp - the inner loops for x86-64-v4: AVX-512 and the other instructions of that level
 #define ROPE_INSTRUCTION_SET "x86_v4"
 #include "backend/cpu/cpu_kernel_table.hpp"

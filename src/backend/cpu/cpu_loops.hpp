@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_loops.hpp - the inner loops of the CPU backend, compiled once for every instruction set: those of RoPE, and the
 // parts common to all
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_norm.hpp - the tree sums of norm.hpp over arrays, in vectors if the CPU has them, and a norm's numbers for each
 // channel
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_norm_gradient.cpp - backward of calls with a norm: processes each tensor's runs of tokens, and adds up the
 // gradients of its weights and biases
 #include "backend/cpu/cpu_step.hpp"

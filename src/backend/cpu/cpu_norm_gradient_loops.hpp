@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_norm_gradient_loops.hpp - heads in the backward pass of a norm: gradients of forward's input, and sums for the
 // gradients of weights and biases
 //

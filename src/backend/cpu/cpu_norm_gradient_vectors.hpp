@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_norm_gradient_vectors.hpp - the backward pass of a norm for heads with channels side by side
 //
 // For RMS norms of heads before the rotation, a slice of heads goes through each of four passes before the next slice:

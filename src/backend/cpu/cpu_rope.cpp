@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_rope.cpp - walks the tokens and heads of a RoPE problem: angles once per token, then each head by an inner loop
 #include "backend/cpu/cpu_rope.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_rope.hpp - RoPE and its tables on the CPU
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_step.cpp - processes the tokens and heads of a problem with a step: finds angles and a place in the caches once
 // for each token, then runs an inner loop over the heads of each tensor
 #include "backend/cpu/cpu_step.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_step.hpp - RoPE with the step around the rotation, on the CPU
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_step_codes.hpp - heads with channels side by side become codes of 8 bits; floats of any call become codes
 //
 // The file is in an unnamed namespace; cpu_loops.hpp explains this.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_step_loops.hpp - the inner loops of the step: heads go from their input through a buffer of numbers to all their
 // destinations, or directly there if cpu_step_vectors.hpp supports it
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_step_runs.hpp - arguments of the step's inner loops: the angles and the place of a token, and heads of one of its
 // tensors with their destinations
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_step_slices.hpp - the step of heads with channels side by side, slice after slice: one pass over a slice adds up
 // its squares; then one pass for each destination reads, norms, turns and writes it in registers
 //

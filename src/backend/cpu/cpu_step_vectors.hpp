@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_step_vectors.hpp - the norm and the rotation of heads with channels side by side, which are read, normed, turned
 // and written in registers
 //

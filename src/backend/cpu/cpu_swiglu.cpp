@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_swiglu.cpp - processes the rows of a SwiGLU problem, each by an inner loop
 #include "backend/cpu/cpu_swiglu.hpp"
 

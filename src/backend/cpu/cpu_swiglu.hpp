@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_swiglu.hpp - SwiGLU on the CPU
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_swiglu_codes.cpp - an output of SwiGLU of 8 or 4 bits: computes floats chunk by chunk and turns them into codes
 #include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cpu/cpu_swiglu_walk.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_swiglu_loops.hpp - the inner loops of SwiGLU: runs of elements, straight through or in chunks of numbers
 //
 // The file is in an unnamed namespace; cpu_loops.hpp explains this.

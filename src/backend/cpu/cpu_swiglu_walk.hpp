@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_swiglu_walk.hpp - where the elements of a SwiGLU problem lie, numbered with the last axis fastest
 #pragma once
 

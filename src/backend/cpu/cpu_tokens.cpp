@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_tokens.cpp - finds a token's position in a RoPE problem, its faults and its angles
 #include "backend/cpu/cpu_tokens.hpp"
 

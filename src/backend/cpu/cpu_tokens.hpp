@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_tokens.hpp - walks the tokens and heads of a RoPE problem, and finds a token's position, faults and angles
 #pragma once
 

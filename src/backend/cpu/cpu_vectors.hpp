@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_vectors.hpp - vectors of floats that are read from and written to 16-bit elements, where compilers' code for
 // plain loops does not use the instructions of x86-64-v3 and v4 well
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cpu_windows.hpp - the channels of a head as pairs: their places, their runs, and copying without rotation
 #pragma once
 

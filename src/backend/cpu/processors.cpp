@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // processors.cpp - the affinity mask, and the CPU quotas of cgroups
 //
 // /proc/self/cgroup names the process's cgroup and /proc/self/mountinfo the folder where it is mounted. Files in that

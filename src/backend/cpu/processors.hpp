@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // processors.hpp - the number of processors for a call whose caller does not give one
 #pragma once
 

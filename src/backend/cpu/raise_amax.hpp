@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // raise_amax.hpp - the largest magnitude of what becomes codes, which threads raise together
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // task_range.hpp - divides work into tasks
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // thread_pool.cpp - a pool of pthreads that is created at its first use, and again in a forked child
 #include "backend/cpu/thread_pool.hpp"
 

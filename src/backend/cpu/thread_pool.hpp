@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // thread_pool.hpp - runs the parts of one CPU call on several threads
 #pragma once
 

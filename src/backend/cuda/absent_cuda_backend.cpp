@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // absent_cuda_backend.cpp - replaces the CUDA backend in a build without CUDA
 #include "backend/backend.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuda_backend.cpp - the functions of the CUDA backend
 #include "backend/backend.hpp"
 #include "backend/cuda/operations.hpp"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // device_cache.cpp - finds CUDA devices, or the reason why there are none
 #include "backend/cuda/device_cache.hpp"
 

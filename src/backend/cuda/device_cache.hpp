@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // device_cache.hpp - lists the CUDA devices and caches their properties
 #pragma once
 

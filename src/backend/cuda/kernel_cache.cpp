@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kernel_cache.cpp - a lock-free hash table, to which kernels are added and from which none is removed
 #include "backend/cuda/kernel_cache.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kernel_cache.hpp - loads kernels, and maps a kernel's host address to the driver's handle
 #pragma once
 

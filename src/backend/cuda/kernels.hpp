@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // kernels.hpp - the kernels as plain pointers, so that host code launches them without including templates
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // launch.cpp - loads kernels for a descriptor, and launches one
 #include "backend/cuda/launch.hpp"
 

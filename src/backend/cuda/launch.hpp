@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // launch.hpp - loads kernels for a descriptor, and launches one
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // operations.hpp - RoPE, its tables and SwiGLU on CUDA: the kernels to load, and the launches of a plan
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // param_parts.hpp - the parts of params that RoPE's kernels and the step's kernels have in common
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_operation.cpp - RoPE and its tables on CUDA: sets a kernel's params from problem and plan
 #include <string.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_operation.cpp - calls with norms, caches or heads that are not turned on CUDA: makes params from problem and
 // plan
 #include <type_traits>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_operation.cpp - SwiGLU on CUDA: params from problem and plan
 #include <string.h>
 

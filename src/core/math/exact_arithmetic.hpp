@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // exact_arithmetic.hpp - refuses -ffast-math and those of its parts that a macro shows
 //
 // CMakeLists.txt switches these options off again; every other build is stopped here.

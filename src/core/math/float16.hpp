@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // float16.hpp - the 16-bit storage types and their conversions, round to nearest even, the same on host and device
 #pragma once
 

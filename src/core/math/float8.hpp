@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // float8.hpp - the 8-bit storage types, conversion to them, and the scales written beside them; identical on host and
 // device
 #pragma once

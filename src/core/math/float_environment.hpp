@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // float_environment.hpp - the floating-point environment in which the library computes
 //
 // It rounds to nearest, keeps subnormal numbers and traps no exception, as every process does when it starts. A caller

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // frequencies.cpp - frequencies and phase increments in double-double arithmetic
 //
 // A double-double is an unevaluated sum high + low with |low| <= ulp(high)/2, about 106 bits. Only correctly rounded

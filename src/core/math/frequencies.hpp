@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // frequencies.hpp - the angle by which one position turns each pair, in radians and as a 64-bit fraction of a turn
 #pragma once
 

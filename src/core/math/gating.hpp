@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gating.hpp - SwiGLU of one element, forward and backward: one implementation for host and device
 //
 // Factors are multiplied in an order that avoids 0 * infinity for finite inputs: bounded factors, such as the sigmoid

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // gating_options.hpp - SwiGLU with other activations, soft caps, a limit of the activation, its rounding, and biases
 //
 //   gate ── + bias ── limit ──┬── soft cap ── linear ─┐

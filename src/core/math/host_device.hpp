@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // host_device.hpp - marks the functions that are compiled for both the CPU and the GPU
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // norm.hpp - RMS and layer norm of a head: the order of sums and roundings, once for host and device
 //
 // As in rotation.hpp no operation is fused, so that the CPU and every GPU give equal bits.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rotation.hpp - from a position to cos and sin, and the rotation of a pair: one implementation for host and device
 //
 // No operation in this file may be fused: every product and sum is rounded by itself, so that SSE2, AVX2, NEON and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cache_reader.cpp - validates caches and the operands that assign tokens to places in them
 #include "core/problem/cache_reader.hpp"
 

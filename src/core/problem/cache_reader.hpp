@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cache_reader.hpp - validates caches and the operands that assign tokens to places in them
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // descriptor_checks.cpp - checks of descriptors, recipes and calls that RoPE and SwiGLU have in common
 #include "core/problem/descriptor_checks.hpp"
 

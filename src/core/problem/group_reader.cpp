@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // group_reader.cpp - the parts that the readers of a call's groups have in common
 #include "core/problem/group_reader.hpp"
 

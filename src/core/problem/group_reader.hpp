@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // group_reader.hpp - the parts that the readers of a call's groups (norm, cache, quant, input) have in common
 #pragma once
 

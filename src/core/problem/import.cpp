@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // import.cpp - accepts structs of any released size
 #include "core/problem/import.hpp"
 

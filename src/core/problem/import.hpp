@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // import.hpp - turns a caller's struct of any version into the current one; the only reader of struct_size
 #pragma once
 

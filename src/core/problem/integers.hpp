@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // integers.hpp - reads one entry of an integer operand; for host and device
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // merge_axes.cpp - reduces the axes of a RoPE problem
 #include "core/problem/merge_axes.hpp"
 

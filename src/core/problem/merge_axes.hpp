@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // merge_axes.hpp - reduces the axes of a RoPE problem
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // operands.cpp - checks the operands of a call against each other
 #include "core/problem/operands.hpp"
 

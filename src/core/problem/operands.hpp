@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // operands.hpp - the tensors that a call reads and writes, with their field names, and checks between them
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // overlap.cpp - decides whether two index vectors lead to one element
 #include "core/problem/overlap.hpp"
 

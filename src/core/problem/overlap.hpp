@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // overlap.hpp - whether a view visits an element twice, and whether two views share one
 #pragma once
 

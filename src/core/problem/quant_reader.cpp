@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quant_reader.cpp - validates the scales of values that are written in 8 bits, and the memory of their maxima
 #include "core/problem/quant_reader.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // quant_reader.hpp - validates the scales of values that are written in 8 bits, and the memory of their maxima
 #pragma once
 

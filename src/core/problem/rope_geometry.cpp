@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_geometry.cpp - validates RoPE configs
 #include "core/problem/rope_geometry.hpp"
 

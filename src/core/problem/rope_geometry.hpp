@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_geometry.hpp - the part of a descriptor that defines the rotation
 #pragma once
 

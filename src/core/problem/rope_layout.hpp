@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_layout.hpp - the canonical axes of each layout, and shapes in words
 #pragma once
 

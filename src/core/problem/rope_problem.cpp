@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_problem.cpp - validates RoPE calls
 #include "core/problem/rope_problem.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_problem.hpp - a RoPE call as validated, canonical, plain data
 //
 // From here on there are no layouts, no optional operands and no request errors: tensors have canonical axes (batch,

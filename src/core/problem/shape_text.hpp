@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // shape_text.hpp - the shape of a tensor in words
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // status.cpp - the thread-local text behind rope_last_error
 #include "core/problem/status.hpp"
 

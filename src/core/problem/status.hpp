@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // status.hpp - reports a failure: a status for the program and a sentence for its user
 #pragma once
 

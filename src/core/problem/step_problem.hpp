@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_problem.hpp - the parts of a call around the rotation, as validated plain data: norms, row factors, caches,
 // codes, and tensors that are not turned
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_reader.cpp - validates the fields of a call around the rotation
 #include "core/problem/step_reader.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_reader.hpp - validates the part of a call around the rotation: its flags and groups (norm, cache, quant, input)
 #pragma once
 

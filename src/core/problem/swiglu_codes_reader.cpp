@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_codes_reader.cpp - validates the codes of a call of SwiGLU
 #include "core/problem/swiglu_codes_reader.hpp"
 

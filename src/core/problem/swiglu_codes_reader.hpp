@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_codes_reader.hpp - reads the outputs of a SwiGLU call that are codes: tensors, static and written scales, amax
 #pragma once
 

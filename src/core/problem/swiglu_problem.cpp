@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_problem.cpp - validates SwiGLU configs and calls
 #include "core/problem/swiglu_problem.hpp"
 

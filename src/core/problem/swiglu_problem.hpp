@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_problem.hpp - a call of SwiGLU as validated, canonical, plain data
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_rows.hpp - the expert and the factor of a row of SwiGLU by expert_offsets and row_index, for host and device
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_rows_reader.cpp - checks expert_offsets, row_index and the operands that go with them
 #include "core/problem/swiglu_rows_reader.hpp"
 

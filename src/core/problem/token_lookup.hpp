@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // token_lookup.hpp - finds a token's sequence, position and place in caches, and detects faulty entries; for host and
 // device
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // view.cpp - reads and checks tensor views
 #include "core/problem/view.hpp"
 

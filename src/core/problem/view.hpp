@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // view.hpp - a validated tensor view
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // visit_dtype.hpp - calls a template with the C++ type of a dtype
 #pragma once
 

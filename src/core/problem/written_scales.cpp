@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // written_scales.cpp - validates how scales of codes are made
 #include "core/problem/written_scales.hpp"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // written_scales.hpp - scales that a call writes beside codes, and the common part of rope_quant_args_t and
 // swiglu_quant_args_t
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // name_list.hpp - the names of a table's rows as a text, for error messages
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // scaling.cpp - validates and computes the recipes of context scaling
 //
 // rope.h has the formulas and their sources, beside each ROPE_SCALING_ value.

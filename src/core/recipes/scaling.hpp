@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // scaling.hpp - recipes of context scaling: from parameters to frequencies and an attention factor
 #pragma once
 

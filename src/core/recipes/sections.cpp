@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // sections.cpp - validates section lists and computes their maps
 //
 // rope.h has the rules, beside each ROPE_SECTIONS_ value.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // sections.hpp - multi-axis position maps: from a model's section list to the axis and frequency of each pair
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rotates three queries in place; a unique_ptr owns the descriptor.
 #include <rope/rope.h>
 

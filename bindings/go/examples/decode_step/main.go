@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A step of decoding: the new tokens of three sequences, each at its own position, rotated inside their packed QKV.
 package main
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package abi shows <rope/rope.h> as cgo sees it: cgo leaves out fields that it cannot express, and tests may not use
 // cgo.
 package abi

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package abi
 
 // shim.h is a link, because go only notices changes in a package's own folder.

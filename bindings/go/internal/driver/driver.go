@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package driver has the functions of the CUDA driver that tests need for tensors on a device: memory and streams,
 // through libcuda.so.1. It is a package because tests may not use cgo. Every function panics if it fails.
 package driver

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The C interface of librope, name for name: `<rope/rope.h>` is its manual. The crate `rope` is the safe one.
 //!
 //! `tests/layout.rs` compares it with the sizes, offsets, values and functions that librope promises to keep.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Every line of tests/abi/layout.golden and symbols.golden holds for this crate, and no line is missing.
 
 use rope_sys::*;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A step of decoding: the new tokens of three sequences, each at its own position, rotated inside their packed QKV.
 use rope::{Args, Desc, Device, Dtype, Layout, Style, View, ViewMut};
 

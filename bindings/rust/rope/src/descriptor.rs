@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 use crate::error::{check, Result};
 use crate::{sys, Error};
 use std::ffi::CStr;

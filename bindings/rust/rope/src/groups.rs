@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 use crate::view::ABSENT;
 use crate::{sys, ScaleLayout, View, ViewMut};
 use std::marker::PhantomData;

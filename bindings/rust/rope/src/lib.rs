@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Rotary position embedding (RoPE) and SwiGLU, forward and backward, on CPUs and NVIDIA GPUs: librope from Rust.
 //!
 //! A [`Desc`] or [`Swiglu`] holds what selects code and never changes; any number of threads may use one at once. A

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 use crate::error::{check, explanation};
 use crate::view::ABSENT;
 use crate::{sys, Activation, Device, Dtype, LimitRule, Result, SwigluColumn, SwigluQuant, View, ViewMut};

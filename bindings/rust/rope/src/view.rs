@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 use crate::error::check;
 use crate::{sys, Error, Result};
 use std::marker::PhantomData;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The safe interface on CPU memory. The C library's tests check the meaning of numbers; these check that numbers
 //! arrive.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The unsafe interface on device memory: it arrives where CPU memory does. Memory and streams come from the driver
 //! itself, through libcuda.so.1, so that no crate is needed. Without a GPU the program prints why it is skipped.
 

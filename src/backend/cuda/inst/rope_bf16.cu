@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_bf16.cu - the RoPE kernels for BF16
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/rope_variants.cuh"

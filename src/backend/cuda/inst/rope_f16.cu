@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_f16.cu - the RoPE kernels for F16
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/rope_variants.cuh"

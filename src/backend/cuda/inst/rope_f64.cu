@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_f64.cu - the RoPE kernels for F64
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/rope_general.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_f16.cu - the kernels of the step for F16
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/step_variants.cuh"

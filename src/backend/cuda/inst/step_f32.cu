@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_f32.cu - the kernels of the step for F32
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/step_variants.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_f64.cu - the kernels of the step for F64
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/norm_gradient.cuh"

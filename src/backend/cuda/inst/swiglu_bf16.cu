@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_bf16.cu - the SwiGLU kernels for BF16
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/swiglu_variants.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_f32.cu - the SwiGLU kernels for F32
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/swiglu_variants.cuh"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tables.cu - the table kernels for every type
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/tables.cuh"

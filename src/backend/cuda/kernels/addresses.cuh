@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // addresses.cuh - address arithmetic, tests of address bits, and prefetching
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // angles.cuh - the increments of computed angles
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // async_copy.cuh - asynchronous copies from global to shared memory, which occupy no registers
 #pragma once
 

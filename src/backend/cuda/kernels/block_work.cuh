@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // block_work.cuh - the tokens of a block of the general kernel, and the unit of a thread
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // codes.cuh - values as codes of 8 bits, two at a time, and the scales that are written beside them
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // fast_divmod.hpp - 32-bit division by a number known at launch, without a GPU's slow division
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // faults.cuh - counts faulty tokens
 #pragma once
 

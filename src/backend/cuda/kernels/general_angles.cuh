@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // general_angles.cuh - the angles of any token: sequences, several position axes, tables of any type and width
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // loaded_integer.cuh - a 32-bit or 64-bit integer as loaded from memory
 #pragma once
 

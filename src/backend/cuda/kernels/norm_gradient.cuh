@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // norm_gradient.cuh - backward of norms with the rotation, for every problem: any strides, types, widths, sequences and
 // tables
 //

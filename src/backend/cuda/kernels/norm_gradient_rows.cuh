@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // norm_gradient_rows.cuh - backward of norms with the rotation, in 16 bits: heads in vectors, sums over tokens in
 // registers
 //

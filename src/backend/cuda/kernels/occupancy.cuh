@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // occupancy.cuh - the blocks per multiprocessor for which the compiler limits registers
 #pragma once
 

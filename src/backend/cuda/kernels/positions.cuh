@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // positions.cuh - the position of a token
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // programmatic_launch.cuh - starts the next launch early, and waits for the previous one
 #pragma once
 

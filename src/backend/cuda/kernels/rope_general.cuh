@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_general.cuh - the RoPE kernel for everything: several position axes, sequences, any pairs, tables and types
 //
 // Example: four heads of 128 channels, 16-bit data, vectors of V = 8 elements. A head has 8 units, a token 32, and a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_long.cuh - the RoPE kernels of long launches, for 16-bit types
 //
 // Example: 32 + 8 heads of 128 channels, vectors of 16 bytes (V = 8). A head has 8 units, a token 320, which take two

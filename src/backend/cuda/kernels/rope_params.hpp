@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_params.hpp - the argument that a RoPE launch passes to its kernel by value
 //
 // A launch copies the whole struct, and at decode size the kernel stalls on each cache line of it. Therefore the

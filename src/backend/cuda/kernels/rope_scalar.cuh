@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_scalar.cuh - the RoPE kernel for channels that no vector holds, in either style
 //
 // Example, in place: 20 heads of 6 channels. A head has 3 pairs, hence each group of 8 heads (kScalarHeads) 3 units,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_short.cuh - the RoPE kernels of short launches, as in decoding
 //
 // Example: 32 + 8 heads of 128 channels, 16-bit data, vectors of 8 bytes. A head has 16 units, a token 640, which take

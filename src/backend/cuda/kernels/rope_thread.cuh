@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_thread.cuh - the RoPE kernels without a barrier, in which each thread obtains the angles of its own pairs
 //
 // Example: one head of 128 channels, 16-bit data, vectors of 16 bytes. A token has 8 units, and a block of 128 threads

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_token.cuh - the RoPE kernel in which each row of a block's threads has a token
 //
 // Example, in place: 32 + 8 heads of 128 channels, 16-bit data, vectors of V = 8 elements. A head has 8 units, a token

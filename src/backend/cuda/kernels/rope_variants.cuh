@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // rope_variants.cuh - finds the RoPE kernel of a 16-bit or 32-bit type by its variant
 #pragma once
 

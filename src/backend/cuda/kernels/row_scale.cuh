@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // row_scale.cuh - the factor of a row of SwiGLU
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // row_work.cuh - the token of a row of threads, and the unit of a thread
 #pragma once
 

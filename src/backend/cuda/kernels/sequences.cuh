@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // sequences.cuh - finds the sequence of a token, and checks cu_seqlens
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // short_work.cuh - the unit of a thread in short and long launches, and the rotation of a row's units
 #pragma once
 

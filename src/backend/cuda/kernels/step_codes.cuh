@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_codes.cuh - the step's kernel for long launches of whole heads, some of them with codes as outputs
 //
 // Blocks of threads lie as step_long.cuh shows. A thread has two units. These are four vectors, a quarter of a block of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_general.cuh - norms, rotation and caches of every problem: any strides, types, widths, sequences, tables and
 // pages
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_general_parts.cuh - shared by the general kernels of the step: numbers of any type, and sums over all heads
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_heads.cuh - norm and rotation of whole heads, one unit per thread: shared by short and long launches
 //
 // A head here is all channels that are normed and turned, or a piece of a head (step_pieces.hpp): the window, or the

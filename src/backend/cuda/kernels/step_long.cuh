@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_long.cuh - the step's kernels for long launches of whole heads
 //
 // The picture has 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 16 bytes, blocks of 128 threads, two turns. All

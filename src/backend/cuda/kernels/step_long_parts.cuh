@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_long_parts.cuh - shared by the step's kernels for long launches of whole heads: params, the place of a thread,
 // and the angles and weights in shared memory
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_params.hpp - the arguments of the step's kernels, passed by value
 #pragma once
 

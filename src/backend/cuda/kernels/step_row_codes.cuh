@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_row_codes.cuh - the values of a unit as words and codes, in the step's kernels of rows
 #pragma once
 

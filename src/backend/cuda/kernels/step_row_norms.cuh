@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_row_norms.cuh - parts of a norm over a head with units in neighbouring lanes: the sum over the units, and the
 // weights or biases of a vector's channels
 #pragma once

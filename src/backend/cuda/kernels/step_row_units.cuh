@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_row_units.cuh - the part of a thread in the step's kernels of rows, and the data that threads of a token share
 //
 // step_rows.cuh has pictures of both.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_rows.cuh - the step's kernels for heads with a part that is turned, for norms over all heads of a token, and in
 // long launches for layer norms, norms behind the rotation and weights of each head
 //

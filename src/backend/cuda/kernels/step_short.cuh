@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_short.cuh - the step's kernels for short launches of whole heads, as in decoding
 //
 // The picture has 32 + 8 + 8 heads of 128 channels, 16 bits, vectors of 8 bytes: 16 units a head, 768 a token, six

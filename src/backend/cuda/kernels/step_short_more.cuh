@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_short_more.cuh - the step's kernels for short launches of whole heads with features that step_short.cuh lacks
 //
 // The features are layer norms, norms behind the rotation, weights of each head or of F32, several position axes, and

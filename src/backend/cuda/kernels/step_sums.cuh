@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_sums.cuh - the tree of norm.hpp over numbers in shared memory
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_token.cuh - a token in the step's kernels of heads and of rows: its positions and its place in the caches
 #pragma once
 

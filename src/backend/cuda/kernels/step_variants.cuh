@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // step_variants.cuh - the kernel of the step for each StepVariant
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu.cuh - the SwiGLU kernels, forward and backward
 //
 //   a row of each tensor      0 … V-1     V … 2V-1    …    … columns-1

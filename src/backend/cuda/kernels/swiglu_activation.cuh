@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_activation.cuh - gating_options.hpp for a vector of a thread
 #pragma once
 

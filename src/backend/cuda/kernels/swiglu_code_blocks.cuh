@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_code_blocks.cuh - the SwiGLU kernel of matrices of 16 bits with outputs of codes by row, by column or both
 //
 //   warp     32 rows, and columns in vectors of 8; kColumnLanes threads are side by side, kRowLanes below each other:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_code_matrix.cuh - the SwiGLU kernels of matrices of 16 bits, or of an expert's matrices, whose out has codes
 //
 //   row of each matrix      0 … 7     8 … 15    …    … columns-1

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_code_vector.cuh - the values of a thread that become codes, and eight of them as codes of 8 or 4 bits
 #pragma once
 

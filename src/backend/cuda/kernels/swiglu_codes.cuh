@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_codes.cuh - the SwiGLU kernels, forward and backward, with every option, of an output of codes of 8 or 4 bits
 //
 //   block     unit blockIdx.y * gridDim.x + blockIdx.x: a group of elements with one written scale, or without such

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_elements.cuh - for the kernels of single elements: finds where an element lies, and whether its row exists
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_expert_codes.cuh - the SwiGLU kernel of rows of experts, or rows with biases or factors, whose out has codes
 //
 //   warp     parts of rows (swiglu_expert_parts.cuh), 32 vectors of 8 elements at a time

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_expert_parts.cuh - the parts of rows that the warps of a launch process, and their factors and biases
 //
 //   rows that exist      expert 0: 0 … R0-1 │ expert 1: R0 … R0+R1-1 │ …

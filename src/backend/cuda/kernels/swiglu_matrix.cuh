@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_matrix.cuh - the SwiGLU kernels for the calls of servers: matrices with whole vectors in each row
 //
 //   row of each matrix      0 … V-1     V … 2V-1    …    … columns-1

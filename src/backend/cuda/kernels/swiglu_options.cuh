@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_options.cuh - the SwiGLU kernels, forward and backward, with every option of gating_options.hpp or experts
 //
 //   swiglu_options_kernel   thread               one element, numbered with the last axis fastest

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_params.hpp - which SwiGLU kernels there are, and what a launch passes to its kernel, by value
 #pragma once
 

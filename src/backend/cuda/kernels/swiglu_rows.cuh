@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_rows.cuh - the SwiGLU gradients with that of row_scale, which is a sum over a row
 //
 //   row of a block        blockIdx.y * gridDim.x + blockIdx.x

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_variants.cuh - the SwiGLU kernels of a type, by variant
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // swiglu_vector.cuh - the formulas of gating.hpp for a vector of a thread
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // table_rows.cuh - cosines and sines from a row of a table, as loaded and as floats
 #pragma once
 

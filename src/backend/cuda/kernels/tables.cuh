@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tables.cuh - the kernel that writes cosines and sines of positions 0 to M - 1
 //
 // Each thread computes one position and pair at a time; the grid has one axis. `columns` counts pairs:

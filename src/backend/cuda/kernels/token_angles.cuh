@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // token_angles.cuh - the angles of the token of a row of threads, computed or from a table
 #pragma once
 

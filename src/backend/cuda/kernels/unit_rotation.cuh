@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // unit_rotation.cuh - the rotation of the two vectors of a unit
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // vector.cuh - loads and stores several consecutive elements at once, and converts them to floats
 #pragma once
 

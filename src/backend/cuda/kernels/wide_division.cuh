@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // wide_division.cuh - 64-bit division, for launches whose numbers need it
 #pragma once
 
