@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -D SOURCE=… -P readme.cmake: the programs in the READMEs equal those that tests compile and run.
+# cmake -D SOURCE=… -P readme.cmake: the programs in the READMEs equal those that tests compile and run, without the line
+# that names their licence.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -15,6 +16,7 @@ foreach(entry IN ITEMS
   list(GET entry 2 file)
   file(READ "${SOURCE}/${page}" readme)
   file(READ "${SOURCE}/${file}" program)
+  string(REGEX REPLACE "^[^\n]*SPDX-License-Identifier[^\n]*\n\n?" "" program "${program}")
   string(FIND "${readme}" "```${language}\n${program}```" at)
   if(at EQUAL -1)
     message(SEND_ERROR "${page} has no ${language} program that is ${file}")
