@@ -33,9 +33,11 @@ __device__ __forceinline__ void clear_expert_padding(const SwigluExpertCodeParam
   }
 }
 
+constexpr int kResidentExpertCodeBlocks =
+    min_blocks_per_multiprocessor(kSwigluExpertCodeBlocks * int{kSwigluThreads}, int{kSwigluThreads});
+
 template <typename T, typename Walk>
-__global__ void __launch_bounds__(kSwigluThreads, min_blocks_per_multiprocessor(kSwigluExpertCodeBlocks *kSwigluThreads,
-                                                                                kSwigluThreads))
+__global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
     swiglu_expert_code_kernel(const __grid_constant__ SwigluExpertCodeParams params) {
   static_assert(sizeof(T) == 2, "");
   const SwigluCodes &codes = params.codes;
