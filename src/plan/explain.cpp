@@ -54,9 +54,10 @@ struct KernelName {
 // The name of a SwiGLU kernel.
 const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan) {
   if (problem.grad_row_scale != nullptr) return "row sums";
-  if (problem.has_codes() && plan.is_expert_matrix)
-    return problem.expert_rows != nullptr ? "expert codes" : "row codes";
-  if (problem.has_codes()) return plan.is_matrix ? "matrix codes" : "codes";
+  if (problem.has_codes()) {
+    if (plan.is_expert_matrix) return problem.expert_rows != nullptr ? "expert codes" : "row codes";
+    return plan.is_matrix ? "matrix codes" : "codes";
+  }
   const bool has_options = plan.formula > SwigluFormula::kForm;
   if (plan.is_expert_matrix) return problem.rows.is_present() ? "row" : "expert";
   if (plan.is_flat) return "flat";

@@ -9,7 +9,7 @@ namespace rope {
 // The formula of a kernel. The three activations, the soft caps and the biases each have their own kernels for calls
 // without another option.
 enum class SwigluFormula : uint8_t {
-  kPlain,  // GatingForm::is_plain, and neither row_scale nor num_rows
+  kPlain,  // GatingForm::is_plain without row_scale, and for words also without num_rows
   kForm,   // the numbers of a Form
   kGegluErf,
   kGegluTanh,

@@ -358,7 +358,7 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
     if (plan->has_code_rows && codes.scales.groups != 1) return false;
   }
   plan->is_matrix = true;
-  plan->formula = problem.form.is_plain ? SwigluFormula::kPlain : SwigluFormula::kForm;
+  plan->formula = code_formula_of(problem);
   plan->vector_elements = static_cast<int>(kElements);
   plan->vectors_per_row = vectors_per_row;
   plan->num_vectors = problem.num_elements() / kElements;
@@ -433,7 +433,7 @@ rope_status_t plan_code_blocks(const char *function, const SwigluCall &call, con
   const SwigluProblem &problem = call.problems[call.count - 1];
   *plan = SwigluPlan{};
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
-  plan->formula = problem.form.is_plain ? SwigluFormula::kPlain : SwigluFormula::kForm;
+  plan->formula = code_formula_of(problem);
   plan->vector_elements = static_cast<int>(kMaxVectorBytes / 2);
   plan->threads = kSwigluBlockThreads;
   plan->vectors_per_row = code_block_warps_per_row(problem);
@@ -461,6 +461,11 @@ rope_status_t plan_codes(const char *function, const SwigluProblem &problem, con
 }
 
 }  // namespace
+
+SwigluFormula code_formula_of(const SwigluProblem &problem) {
+  if (problem.has_options()) return SwigluFormula::kOptions;
+  return problem.form.is_plain && problem.row_scale == nullptr ? SwigluFormula::kPlain : SwigluFormula::kForm;
+}
 
 int64_t moved_bytes(const SwigluCall &call) {
   const SwigluProblem &first = call.problems[0];

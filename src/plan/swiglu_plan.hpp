@@ -39,7 +39,7 @@ struct SwigluPlan {
   bool is_matrix;
   bool is_flat;  // matrices backward: tensors of one short row, which the flat kernel processes
   bool is_expert_matrix;
-  uint32_t group_lanes_log2;     // matrices to codes: lanes of a group with a written scale
+  uint32_t group_lanes_log2;     // codes: lanes of a group with a written scale; of matrices they have two vectors each
   bool has_code_rows;            // matrices to codes: a block processes a row, which has one scale
   bool begins_last;              // SwigluMatrixShape's
   uint32_t rows_per_thread = 1;  // more for matrices with biases or soft caps
@@ -63,6 +63,9 @@ struct SwigluCallPlan {
 // Returns the bytes of gate, up, out and their gradients that a call must read and write, at most INT64_MAX. Without
 // has_blocks each problem of a call reads the inputs again; they count once here.
 int64_t moved_bytes(const SwigluCall &call);
+
+// Returns the formula of values that become codes. It does not depend on the kernel, and so neither do their bits.
+SwigluFormula code_formula_of(const SwigluProblem &problem);
 
 // Plans a problem that is not empty. NOT_SUPPORTED: a launch cannot hold the problem.
 rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, const DeviceInfo &device,

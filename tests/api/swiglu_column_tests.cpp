@@ -501,13 +501,21 @@ TEST_CASE("codes of SwiGLU do not depend on the alignment of tensors", "[swiglu]
   const Real special[] = {0, -0.0L, 8, -8, 1, -1, 0.5L, -200, 7, -7, 1e-30L};
   struct {
     double limit, alpha;
-    bool has_row_scale;
-  } const cases[] = {{0, 0, false}, {7, 0, false}, {7, 1.702, false}, {0, 0, true}, {7, 0, true}};
+    bool has_row_scale = false, has_biases = false, has_offsets = false;
+  } const cases[] = {{0, 0},
+                     {7, 0},
+                     {7, 1.702},
+                     {0, 0, true},
+                     {7, 0, true},
+                     {7, 1.702, false, true},
+                     {7, 0, false, false, true},
+                     {0, 0, true, true, true}};
   for (const Device &device : devices()) {
     for (const bool is_backward : {false, true}) {
       for (const auto &of_case : cases) {
         INFO("on " << device << ", backward " << is_backward << ", limit " << of_case.limit << ", alpha "
-                   << of_case.alpha << ", row_scale " << of_case.has_row_scale);
+                   << of_case.alpha << ", row_scale " << of_case.has_row_scale << ", biases " << of_case.has_biases
+                   << ", offsets " << of_case.has_offsets);
         std::vector<uint8_t> bytes[2];
         for (const bool is_aligned : {true, false}) {
           Workspace workspace(5);
@@ -529,6 +537,14 @@ TEST_CASE("codes of SwiGLU do not depend on the alignment of tensors", "[swiglu]
             args.row_scale = workspace.tensor(ROPE_DTYPE_F32, {64});
             workspace.fill(args.row_scale, [](const Index &at) { return static_cast<Real>(at[0] % 5) - 2; });
           }
+          swiglu_input_args_t further = SWIGLU_INPUT_ARGS_INIT;
+          for (rope_tensor_t *const bias : {&further.gate_bias, &further.up_bias}) {
+            if (!of_case.has_biases) continue;
+            *bias = workspace.tensor(ROPE_DTYPE_F32, {256});
+            workspace.fill(*bias, [](const Index &at) { return static_cast<Real>(at[0] % 3) - 1; });
+          }
+          if (of_case.has_offsets) further.expert_offsets = workspace.list(ROPE_DTYPE_I32, {0, 10, 64});
+          args.input = &further;
           swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
           std::vector<rope_tensor_t> outputs;
           const auto add = [&](rope_tensor_t *codes, rope_tensor_t *scales) {
@@ -561,6 +577,7 @@ TEST_CASE("codes of SwiGLU do not depend on the alignment of tensors", "[swiglu]
             });
           }
         }
+        REQUIRE(bytes[0].size() == bytes[1].size());
         size_t differing = 0;
         for (size_t i = 0; i < bytes[0].size(); ++i) differing += bytes[0][i] != bytes[1][i];
         CHECK(differing == 0);

@@ -2,7 +2,7 @@
 // swiglu_fuzz.cpp - fuzzes SwiGLU: configs and calls in both directions
 //
 // Like rope_fuzz.cpp, it makes mostly correct requests with some false members, in memory of exactly the requested
-// size.
+// size. It judges the values of words; codes and scales only by where they are written.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -583,14 +583,19 @@ TEST_CASE("one launch of SwiGLU writes codes by row and by column", "[swiglu pla
     std::vector<int64_t> shape = {64, 160};
     bool is_backward = false, has_rows = true, has_columns = true, has_words = false, has_row_scale = false;
     int64_t group = 32;
+    bool is_packed = false;  // gate and up are halves of one tensor
     uintptr_t gate = 1 << 20;
 
     rope::SwigluCall call() const {
-      const int64_t rows = shape[0], columns = shape[1];
+      const int64_t columns = shape.back();
+      int64_t rows = 1;
+      for (size_t axis = 0; axis + 1 < shape.size(); ++axis) rows *= shape[axis];
       const auto codes = [&](uintptr_t place) { return compact_tensor(place << 20, ROPE_DTYPE_F8_E4M3, shape); };
       const auto scales = [&](uintptr_t place, bool by_column) {
         if (group == 0) return rope_tensor_t{};
-        const std::vector<int64_t> of_rows = {rows, columns / group}, of_columns = {rows / group, columns};
+        std::vector<int64_t> of_rows = shape;
+        of_rows.back() = columns / group;
+        const std::vector<int64_t> of_columns = {rows / group, columns};
         return compact_tensor(place << 20, ROPE_DTYPE_F8_E8M0, by_column ? of_columns : of_rows);
       };
       swiglu_args_t args = SWIGLU_ARGS_INIT;
@@ -598,6 +603,18 @@ TEST_CASE("one launch of SwiGLU writes codes by row and by column", "[swiglu pla
       swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
       args.gate = compact_tensor(gate, dtype, shape);
       args.up = compact_tensor(2 << 20, dtype, shape);
+      if (is_packed) {
+        args.up.data = static_cast<char *>(args.gate.data) + 2 * columns;
+        for (rope_tensor_t *const half : {&args.gate, &args.up}) {
+          half->flags = ROPE_TENSOR_STRIDED;
+          int64_t stride = 2 * columns;
+          for (int axis = half->ndim - 2; axis >= 0; --axis) {
+            half->stride[axis] = stride;
+            stride *= half->shape[axis];
+          }
+          half->stride[half->ndim - 1] = 1;
+        }
+      }
       if (has_row_scale) args.row_scale = compact_tensor(3 << 20, ROPE_DTYPE_F32, {rows});
       args.quant = &quant;
       args.column = &column;
@@ -659,9 +676,21 @@ TEST_CASE("one launch of SwiGLU writes codes by row and by column", "[swiglu pla
     scene = served;
     scene.group = 16;
     CHECK_FALSE(plan_of(scene).has_blocks);
-    scene.group = 0;
+    scene = served;
     scene.has_columns = false;
-    CHECK(plan_of(scene).has_blocks == is_backward);
+    for (const int64_t group : {32, 0}) {
+      for (const bool is_packed : {false, true}) {
+        scene.group = group;
+        scene.is_packed = is_packed;
+        for (const std::vector<int64_t> &shape : {std::vector<int64_t>{64, 160}, {2, 32, 160}, {4, 2, 8, 160}}) {
+          scene.shape = shape;
+          INFO("groups of " << group << ", packed " << is_packed << ", rank " << shape.size());
+          const rope::SwigluCallPlan by_row = plan_of(scene);
+          CHECK(by_row.has_blocks == is_backward);
+          if (is_backward) CHECK(by_row.blocks.grid_x == 3);
+        }
+      }
+    }
     scene = served;
     scene.dtype = ROPE_DTYPE_F32;
     CHECK_FALSE(plan_of(scene).has_blocks);

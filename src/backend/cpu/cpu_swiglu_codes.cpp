@@ -161,7 +161,7 @@ class CodesWalk {
     if (codes_.expert_stride != 0 && problem_.expert_rows != nullptr) {
       expert = piece.place / (problem_.num_elements() / problem_.experts);
     }
-    return reinterpret_cast<const float *>(codes_.scale)[expert * codes_.expert_stride];
+    return codes_.given_scale(expert);
   }
 
   int64_t offset_of(const int64_t *stride, const Piece &piece) const {

@@ -233,12 +233,6 @@ rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &prob
   return launch(function, what, &params, device_index, stream);
 }
 
-// Returns the formula of values that become codes, which does not depend on the kernel.
-SwigluFormula code_formula_of(const SwigluProblem &problem) {
-  if (problem.has_options()) return SwigluFormula::kOptions;
-  return problem.form.is_plain && problem.row_scale == nullptr ? SwigluFormula::kPlain : SwigluFormula::kForm;
-}
-
 rope_status_t run_swiglu_expert_codes(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
                                       int32_t device_index, rope_stream_t stream) {
   SwigluExpertCodeParams params = {};

@@ -87,7 +87,7 @@ ROPE_HOST_DEVICE Float8E5M2 round_to<Float8E5M2>(float value) {
 
 // Codes 0 to 7 of 4 bits are 0, 0.5, 1, 1.5, 2, 3, 4 and 6. So the code of a magnitude m is the smallest of 2 m, m + 2,
 // m / 2 + 4 and 7, rounded to an integer, to the even one halfway. Adding 2^23 rounds once and leaves the integer in
-// the lowest bits.
+// the lowest bits. On a GPU `value` is the result of arithmetic: the sign bit of a NaN is then 0.
 template <>
 ROPE_HOST_DEVICE Float4E2M1 round_to<Float4E2M1>(float value) {
   constexpr float kInteger = 0x1p23f;
@@ -95,7 +95,7 @@ ROPE_HOST_DEVICE Float4E2M1 round_to<Float4E2M1>(float value) {
   const float moved = magnitude + (kInteger + 2.0f), halved = magnitude * 0.5f + (kInteger + 4.0f);
   const float largest = kInteger + 7.0f;
 #if defined(__CUDA_ARCH__)
-  // fminf of NaN and a number is the number. The sign bit of NaN is 0 in results of arithmetic.
+  // fminf of NaN and a number is the number.
   const uint32_t code = bits_of(fminf(fminf(doubled, moved), fminf(halved, largest)));
   return {static_cast<uint8_t>((code & 7u) | (bits_of(value) >> 28 & 8u))};
 #else

@@ -19,6 +19,12 @@ struct CodedOutput {
 struct CodedOutputs {
   int count = 0;
   CodedOutput list[kMaxSwigluCodes];
+
+  bool has_row_groups() const {
+    bool has = false;
+    for (int i = 0; i < count; ++i) has = has || list[i].codes.has_row_groups;
+    return has;
+  }
 };
 
 // Reads the outputs of codes and their scales. The first operand is gate.

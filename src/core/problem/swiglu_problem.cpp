@@ -454,12 +454,15 @@ void set_problem(const SwigluOperands &operands, const CodedOutput *coded, Swigl
     problem->num_rows_dtype = operands.num_rows->view.dtype;
   }
   const bool has_expert_axis = further.expert_rows != nullptr;
-  // One launch writes several outputs of codes, so the axis of rows is kept in all of them.
-  const bool has_rows =
-      codes.has_row_groups || (coded != nullptr && (problem->is_backward || operands.coded.count > 1));
-  if (operands.num_rows != nullptr || problem->rows.is_present() || (has_rows && !has_expert_axis)) {
+  // One launch may write several outputs of codes, so all of them keep the same axis: that of rows if an output has
+  // groups of rows, otherwise in backward the last one.
+  const bool keeps_rows = coded != nullptr && operands.coded.has_row_groups();
+  if (operands.num_rows != nullptr || problem->rows.is_present() || (keeps_rows && !has_expert_axis)) {
     merger.add_strides(kRowIndexStride, problem->row_index_stride);
   }
+  int64_t column_index_stride[kMaxAxes] = {}, merged_stride[kMaxAxes] = {};
+  column_index_stride[gate.ndim - 1] = 1;
+  if (coded != nullptr && problem->is_backward && !keeps_rows) merger.add_strides(column_index_stride, merged_stride);
   int64_t bias_strides[2][kMaxAxes] = {};
   for (int i = kGate; i <= kUp; ++i) {
     if (further.bias[i] == nullptr) continue;

@@ -55,6 +55,11 @@ struct SwigluCodes {
 
   ROPE_HOST_DEVICE bool has_pairs() const { return is_code_pair(dtype); }
 
+  // Returns the static or global scale of an expert; 1 if there is none.
+  ROPE_HOST_DEVICE float given_scale(int64_t expert) const {
+    return scale == nullptr ? 1 : reinterpret_cast<const float *>(scale)[expert * expert_stride];
+  }
+
   // The size of a matrix of scales in tiles, with its padding of zeros.
   ROPE_HOST_DEVICE int64_t padded_rows() const { return (rows + 127) / 128 * 128; }
   ROPE_HOST_DEVICE int64_t padded_groups() const { return (int64_t{scales.groups} + 3) / 4 * 4; }
@@ -103,9 +108,10 @@ struct SwigluCodes {
 // out, and axes that act as one in every tensor are merged, so that a contiguous tensor of any rank is a single
 // axis.
 //
-// Axes keep gate's order in three cases. If rows are summed (grad_row_scale), the axes of a row come last, so that the
-// order of a sum does not depend on strides. With experts, the rows of an expert follow each other. With `rows`, gate's
-// first axis stays the first one and is not merged, or has length 1 and is left out.
+// Axes keep gate's order with written scales, with codes of 4 bits, and in three more cases. If rows are summed
+// (grad_row_scale), the axes of a row come last, so that the order of a sum does not depend on strides. With experts,
+// the rows of an expert follow each other. With `rows`, gate's first axis stays the first one and is not merged, or has
+// length 1 and is left out.
 struct SwigluProblem {
   rope_dtype_t dtype;
   GatingForm form;
@@ -127,7 +133,8 @@ struct SwigluProblem {
 
   const char *num_rows;  // NULL: all
   rope_dtype_t num_rows_dtype;
-  int64_t row_index_stride[kMaxAxes];  // the sum of index times these is gate's first index, which num_rows limits
+  int64_t row_index_stride[kMaxAxes];  // the sum of index times these is gate's first index, which num_rows limits;
+                                       // 0 unless num_rows, `rows` or an output with groups of rows needs it
 
   SwigluRows rows;                // by gate's first index
   int64_t factor_stride;          // of row_scale, with row_index

@@ -143,10 +143,7 @@ __device__ __forceinline__ void write_by_row(const SwigluCodeBlockParams &params
     uint32_t magnitude[Lanes::kRows];
 #pragma unroll
     for (uint32_t i = 0; i < Lanes::kRows; ++i) {
-      float largest = 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) largest = max_magnitude(largest, value[i][j]);
-      magnitude[i] = bits_of(largest);
+      magnitude[i] = bits_of(larger_magnitude_of(0, value[i]));
     }
     const auto store = [&](uint32_t i, uint32_t bits) {
       const uint32_t row = lanes.row_of(i);

@@ -50,10 +50,6 @@ struct CodeRow {
     return row < read_integer(params.rows_there, params.is_rows_there_64_bit, entry);
   }
 
-  __device__ __forceinline__ float given_scale(const SwigluCodes &codes) const {
-    return codes.scale == nullptr ? 1 : reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
-  }
-
   __device__ __forceinline__ void store_scale(const SwigluCodeMatrixParams &params, uint32_t group, bool is_there,
                                               uint32_t bits) const {
     const int64_t offset = expert * params.scales_stride.expert + row * params.scales_stride.row;
@@ -99,7 +95,7 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
       gates[i] = load_vector<Vector<T, 8>>(gate + i * lanes * 16);
       ups[i] = load_vector<Vector<T, 8>>(up + i * lanes * 16);
     }
-    given = row.given_scale(codes);
+    given = codes.given_scale(row.expert);
   }
   begin_dependent_launch();
   float value[kVectors][8];
@@ -156,7 +152,7 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
     compute_values<T, IsPlain>(params, load_vector<Vector<T, 8>>(gate + uint64_t{vector} * 16),
                                load_vector<Vector<T, 8>>(up + uint64_t{vector} * 16), result);
   };
-  const float given = row.given_scale(codes);
+  const float given = codes.given_scale(row.expert);
   begin_dependent_launch();
   float value[kVectorsOfCodeRow][8], largest = 0;
 #pragma unroll

@@ -78,10 +78,9 @@ __device__ __forceinline__ float code_value(const SwigluCodesParams &params, con
 // Returns the static or global scale of a row; 1 if there is none.
 __device__ __forceinline__ float given_scale(const SwigluCodesParams &params, const ElementIndex &index,
                                              const SwigluRow &row) {
-  const SwigluCodes &codes = params.codes;
-  if (codes.scale == nullptr) return 1;
-  const int64_t expert = params.expert_rows == nullptr ? row.expert : index.offset(params.expert_index_stride);
-  return reinterpret_cast<const float *>(codes.scale)[expert * codes.expert_stride];
+  if (params.codes.scale == nullptr) return 1;
+  return params.codes.given_scale(params.expert_rows == nullptr ? row.expert
+                                                                : index.offset(params.expert_index_stride));
 }
 
 template <typename T, bool IsBackward>

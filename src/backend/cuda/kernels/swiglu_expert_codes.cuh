@@ -5,8 +5,8 @@
 //   lane     one vector; a group with a written scale has 2^lanes_log2 neighbouring lanes, which find its largest
 //            magnitude by shuffles
 //
-// Moves what swiglu_expert_kernel moves, but codes instead of words, and a scale for each group. Rows that do not exist
-// are neither read nor written, except that the kernel clears the padding of scales in tiles.
+// Moves what swiglu_expert_kernel moves, but codes instead of words, and a scale for each group of at most 256 channels.
+// Rows that do not exist are neither read nor written, except that the kernel clears the padding of scales in tiles.
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
@@ -52,8 +52,7 @@ __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
     char *const out = params.out[kOut] + part.offset<Walk>(params.out_stride[kOut]);
     const int64_t scales = part.offset<Walk>(params.scales_stride);
     const float row_scale = load_part_scale<T, Walk>(params, part);
-    float given = 1;
-    if (codes.scale != nullptr) given = reinterpret_cast<const float *>(codes.scale)[part.expert * codes.expert_stride];
+    const float given = codes.given_scale(part.expert);
 #pragma unroll 1
     for (uint32_t first = part.first; first < part.end; first += 32) {
       const uint32_t vector = first + walk.lane();

@@ -123,7 +123,7 @@ struct SharedOffsets {
   ROPE_HOST_DEVICE int32_t operator[](int32_t number) const { return offsets[number]; }
 };
 
-// Enumerates the parts of rows of a warp if rows are looked up. All threads of a block construct it together.
+// Enumerates the parts of rows of a warp without expert_rows. All threads of a block construct it together.
 class RowWalk {
  public:
   static constexpr bool kLooksUpRows = true;

@@ -168,7 +168,7 @@ struct SwigluCodeMatrixParams {
   SwigluCodes codes;
 };
 
-// Tensors of experts, rows and columns, or of rows that are looked up and columns. Strides are in bytes, that of
+// Tensors of experts, rows and columns, or, without expert_rows, of rows and columns. Strides are in bytes, that of
 // expert_rows in elements. In backward an output that is NULL is not written.
 struct SwigluExpertParams {
   const char *in[kMaxSwigluInputs];
@@ -178,7 +178,7 @@ struct SwigluExpertParams {
   const char *expert_rows;
   int64_t expert_rows_stride;
   uint32_t experts;          // with expert_offsets, its experts
-  uint32_t rows_per_expert;  // that there is room for; if rows are looked up, all rows
+  uint32_t rows_per_expert;  // that there is room for; without expert_rows, all rows
   uint32_t vectors_per_row;
   FastDivmod parts_per_row;  // of kSwigluPartVectors
   bool is_expert_rows_64_bit;
@@ -189,9 +189,9 @@ struct SwigluExpertParams {
   const char *bias[2];  // of gate and up; NULL: none
   int64_t bias_expert_stride[2];
   FormWithOptions<float> options;
-  SwigluRows rows;        // if it is present, strides by expert are 0
+  SwigluRows rows;        // without expert_rows; strides by expert are then 0, except those of biases
   int64_t factor_stride;  // replaces row_scale_stride with row_index
-  const char *num_rows;   // if rows are looked up; NULL: all
+  const char *num_rows;   // without expert_rows; NULL: all
   bool is_num_rows_64_bit;
 };
 
