@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# test_readme.py - the Python program in the package's README.md equals readme_example.py, and runs
+# test_readme.py - the Python program in the package's README.md equals readme_example.py, but for its licence, and runs
 from __future__ import annotations
 
 import subprocess
@@ -15,7 +15,8 @@ HERE = Path(__file__).resolve().parent
 class ReadmeTest(unittest.TestCase):
     def test_the_program_is_the_one_that_runs(self):
         example = HERE / "readme_example.py"
-        self.assertIn(f"```python\n{example.read_text()}```", (HERE.parent / "README.md").read_text())
+        program = example.read_text().split("\n", 1)[1]
+        self.assertIn(f"```python\n{program}```", (HERE.parent / "README.md").read_text())
         output = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True).stdout
         self.assertIn("position       1: the first pair is ( 0.540302,  0.841471)", output)
         self.assertIn("position 1000000: the first pair is ( 0.936752, -0.349993)", output)
