@@ -320,13 +320,13 @@ bool choose_expert_codes(const SwigluProblem &problem, const DeviceInfo &device,
   if (is_bare_matrix || !is_formula || dtype_size(problem.dtype) != 2) return false;
   SwigluProblem inputs = problem;
   inputs.out[kOut] = nullptr;
-  const int elements = choose_vector_elements(inputs);
+  const int64_t elements = choose_vector_elements(inputs);
   if (elements * 2 != kMaxVectorBytes || !has_code_vectors(problem) || !has_matrix_tiles(problem)) return false;
   if (codes.scales.is_present() && (codes.scales.groups * codes.group_elements != problem.shape[problem.ndim - 1] ||
                                     !find_group_lanes(codes.group_elements, elements, &plan->group_lanes_log2))) {
     return false;
   }
-  plan->vector_elements = elements;
+  plan->vector_elements = static_cast<int>(elements);
   if (!choose_parts(problem, device, kSwigluExpertCodeBlocks, plan)) return false;
   plan->formula = SwigluFormula::kBiases;
   plan->threads = kSwigluThreads;
