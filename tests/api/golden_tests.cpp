@@ -5,8 +5,8 @@
 // RoPE guarantees identical bits everywhere, so a changed bit is a deliberate change. It is made by writing the file
 // again with
 //     ROPE_WRITE_GOLDEN=tests/api/golden.txt build/tests/rope_api_tests "[golden]"
-// and says so in CHANGELOG.md. (SwiGLU promises bits on one device and instruction set only. Its hashes are those of codes
-// and scales, by ReGLU of a gate of 1: out is then up, and with an up of 1 both gradients are grad_out.)
+// and says so in CHANGELOG.md. (SwiGLU promises bits on one device and instruction set only. Its hashes are those of
+// codes and scales, by ReGLU of a gate of 1: out is then up, and with an up of 1 both gradients are grad_out.)
 //
 // Inputs are computed only with integers, so they do not depend on a machine's libm or rounding. Element n of a tensor
 // is, with w the n-th output of SplitMix64 from the tensor's seed,

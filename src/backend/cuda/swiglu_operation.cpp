@@ -15,6 +15,14 @@ const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVa
   return visit_dtype(dtype, [&](auto element) { return swiglu_kernel_of(element, vector_elements, variant); });
 }
 
+// Launches the kernel of a variant for a vector width with the plan's grid.
+rope_status_t launch_kernel(const char *function, rope_dtype_t dtype, int vector_elements, SwigluVariant variant,
+                            const SwigluPlan &plan, void *params, int32_t device_index, rope_stream_t stream) {
+  const void *kernel = find_swiglu_kernel(dtype, vector_elements, variant);
+  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+  return launch(function, what, params, device_index, stream);
+}
+
 // Writes strides right-aligned, in bytes: the kernel's last axis is the problem's.
 void kernel_strides(const int64_t *stride, int ndim, int64_t size, int64_t *target) {
   for (int axis = 0; axis < kMaxAxes; ++axis) {
@@ -109,9 +117,8 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
     copy_row_strides(problem.expert_row_index_stride, 1, params.expert_row_index_stride);
   }
   // One kernel processes groups and single elements, so the width of its variant is 1.
-  const void *kernel = find_swiglu_kernel(problem.dtype, 1, {kSwigluRowSums, plan.formula, false});
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, 1, {kSwigluRowSums, plan.formula, false}, plan, &params, device_index,
+                       stream);
 }
 
 // Returns the step from one row to the next, in bytes.
@@ -141,9 +148,8 @@ rope_status_t run_swiglu_matrix(const char *function, const SwigluProblem &probl
     params.rows_per_thread = plan.rows_per_thread;
     set_biases(problem, &params);
   }
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, plan.vector_elements, {work, plan.formula, false}, plan, &params,
+                       device_index, stream);
 }
 
 rope_status_t run_swiglu_flat_gradients(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
@@ -153,9 +159,7 @@ rope_status_t run_swiglu_flat_gradients(const char *function, const SwigluProble
   for (int i = kGradGate; i <= kGradUp; ++i) params.out[i] = problem.out[i];
   params.num_vectors = static_cast<uint32_t>(plan.num_vectors);
   const SwigluVariant variant = {kSwigluFlatMatrixGradients, plan.formula, false};
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, plan.vector_elements, variant, plan, &params, device_index, stream);
 }
 
 rope_status_t run_swiglu_matrix_gradients(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
@@ -178,9 +182,8 @@ rope_status_t run_swiglu_matrix_gradients(const char *function, const SwigluProb
   } else if (plan.is_programmatic) {
     work = plan.begins_last ? kSwigluLateMatrixGradients : kSwigluProgrammaticMatrixGradients;
   }
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, plan.vector_elements, {work, plan.formula, false}, plan, &params,
+                       device_index, stream);
 }
 
 // Returns a tensor's strides by expert and by row of a plan that is_expert_matrix. `size` is that of an element.
@@ -228,9 +231,8 @@ rope_status_t run_swiglu_experts(const char *function, const SwigluProblem &prob
   const SwigluWork work = problem.rows.is_present() ? problem.is_backward ? kSwigluLookupGradients : kSwigluLookup
                           : problem.is_backward     ? kSwigluExpertGradients
                                                     : kSwigluExperts;
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, plan.vector_elements, {work, plan.formula, false}, plan, &params,
+                       device_index, stream);
 }
 
 rope_status_t run_swiglu_expert_codes(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
@@ -248,9 +250,8 @@ rope_status_t run_swiglu_expert_codes(const char *function, const SwigluProblem 
   params.formula = code_formula_of(problem);
   params.codes = codes;
   const SwigluWork work = problem.expert_rows != nullptr ? kSwigluExpertCodes : kSwigluRowCodes;
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, plan.vector_elements, {work, plan.formula, false}, plan, &params,
+                       device_index, stream);
 }
 
 // Sets the params of kernels that receive the strides of each axis.
@@ -339,9 +340,7 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
                           : plan.has_code_rows ? kSwigluCodeRows
                                                : kSwigluCodeMatrix;
   const SwigluVariant variant = {work, plan.formula, false};
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, plan.vector_elements, variant, plan, &params, device_index, stream);
 }
 
 // Moves the axis of rows to the end, so that a group of rows is a run of elements.
@@ -382,9 +381,8 @@ rope_status_t run_swiglu_codes(const char *function, const SwigluProblem &given,
   kernel_strides(problem.codes.scales_stride, problem.ndim, 1, params.scales_stride);
   kernel_strides(problem.codes.scale_row_stride, problem.ndim, 1, params.scale_row_stride);
   const SwigluWork work = problem.is_backward ? kSwigluGradientCodes : kSwigluCodes;
-  const void *kernel = find_swiglu_kernel(problem.dtype, 1, {work, SwigluFormula::kOptions, false});
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, 1, {work, SwigluFormula::kOptions, false}, plan, &params, device_index,
+                       stream);
 }
 
 rope_status_t run_swiglu_code_blocks(const char *function, const SwigluCall &call, const SwigluPlan &plan,
@@ -411,9 +409,8 @@ rope_status_t run_swiglu_code_blocks(const char *function, const SwigluCall &cal
   params.rounds_first = problem.codes.rounds_first;
   params.form = form_in<float>(problem.form);
   const SwigluWork work = problem.is_backward ? kSwigluGradientCodeBlocks : kSwigluCodeBlocks;
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, {work, plan.formula, false});
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, plan.vector_elements, {work, plan.formula, false}, plan, &params,
+                       device_index, stream);
 }
 
 rope_status_t run_problem(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
@@ -436,9 +433,7 @@ rope_status_t run_problem(const char *function, const SwigluProblem &problem, co
                           : problem.out[kRecomputedOut] != nullptr ? kSwigluGradientsAndOut
                                                                    : kSwigluGradients;
   const SwigluVariant variant = {work, plan.formula, plan.is_alternating()};
-  const void *kernel = find_swiglu_kernel(problem.dtype, plan.vector_elements, variant);
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
-  return launch(function, what, &params, device_index, stream);
+  return launch_kernel(function, problem.dtype, plan.vector_elements, variant, plan, &params, device_index, stream);
 }
 
 }  // namespace

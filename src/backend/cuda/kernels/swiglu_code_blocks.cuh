@@ -68,9 +68,10 @@ struct BlockLanes {
 #define ROPE_HAS_CODE_BLOCKS
 #endif
 
-// The magnitudes of kCount groups in each of kLanes lanes, which are `stride` lanes apart, become the largest ones. After
-// each exchange a lane has half as many groups: the upper ones if its number has the step's bit. In the end lane
-// number n has the groups n * kCount / kLanes and, from there on, kCount / kLanes - 1 more. All lanes of the warp take part.
+// The magnitudes of kCount groups in each of kLanes lanes, which are `stride` lanes apart, become the largest ones.
+// After each exchange a lane has half as many groups: the upper ones if its number has the step's bit. In the end lane
+// number n has the groups n * kCount / kLanes and, from there on, kCount / kLanes - 1 more. All lanes of the warp take
+// part.
 template <uint32_t kLanes, uint32_t kCount>
 __device__ __forceinline__ void share_magnitudes(uint32_t lane, uint32_t stride, uint32_t (&magnitude)[kCount]) {
 #pragma unroll

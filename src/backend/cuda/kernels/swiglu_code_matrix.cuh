@@ -11,8 +11,8 @@
 //   lane                    0   1   …   lanes-1     0        1      …    lanes-1
 //
 // swiglu_code_row_kernel: a block has a row with one scale. Each of its threads holds up to kVectorsOfCodeRow vectors,
-// blockDim.x apart. If a row is longer, it reads and computes the other vectors twice, once for the largest magnitude and
-// once for the codes; the second time the inputs are in the caches.
+// blockDim.x apart. If a row is longer, it reads and computes the other vectors twice, once for the largest magnitude
+// and once for the codes; the second time the inputs are in the caches.
 //
 // Both read two elements for every code that they write, and write a scale for each group. Rows that do not exist are
 // neither read nor written.

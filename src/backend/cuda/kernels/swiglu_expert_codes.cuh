@@ -5,8 +5,9 @@
 //   lane     one vector; a group with a written scale has 2^lanes_log2 neighbouring lanes, which find its largest
 //            magnitude by shuffles
 //
-// Moves what swiglu_expert_kernel moves, but codes instead of words, and a scale for each group of at most 256 channels.
-// Rows that do not exist are neither read nor written, except that the kernel clears the padding of scales in tiles.
+// Moves what swiglu_expert_kernel moves, but codes instead of words, and a scale for each group of at most 256
+// channels. Rows that do not exist are neither read nor written, except that the kernel clears the padding of scales in
+// tiles.
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
