@@ -13,7 +13,7 @@ rope_status_t read_source(const char *function, const rope_tensor_t *src, int32_
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: view_out is NULL: it is required", function);
   if (rope::is_zeroed(*src))
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: src is absent: it is required", function);
-  ROPE_TRY(rope::read_view(function, "src", *src, view));
+  ROPE_TRY(rope::read_view(function, "src", *src, view, true));
   if (dim < 0 || dim >= view->ndim) {
     return rope::fail(ROPE_STATUS_INVALID_ARGUMENT, "%s: dim is %d: it must be 0 to %d", function, dim, view->ndim - 1);
   }

@@ -64,6 +64,16 @@ TEST_CASE("select drops the axis", "[views]") {
   }
 }
 
+TEST_CASE("narrow and select serve every dtype", "[views]") {
+  for (rope_dtype_t dtype = ROPE_DTYPE_F32; dtype <= ROPE_DTYPE_F4_E2M1X2; ++dtype) {
+    INFO("dtype " << dtype);
+    Workspace workspace(4);
+    const rope_tensor_t src = workspace.tensor(dtype, {3, 5});
+    CHECK(element_at(narrow(src, 0, 1, 2), {1, 3}) == element_at(src, {2, 3}));
+    CHECK(element_at(select(src, 1, 4), {2}) == element_at(src, {2, 4}));
+  }
+}
+
 TEST_CASE("strides that a compact tensor left zero are written out in its views", "[views]") {
   Workspace workspace(3);
   const rope_tensor_t src = workspace.tensor(ROPE_DTYPE_I64, {3, 5, 7}, Placement().implicit());
