@@ -328,14 +328,15 @@ bool choose_expert_codes(const SwigluProblem &problem, const DeviceInfo &device,
   }
   plan->vector_elements = static_cast<int>(elements);
   if (!choose_parts(problem, device, kSwigluExpertCodeBlocks, plan)) return false;
-  plan->formula = SwigluFormula::kBiases;
+  const bool is_plain = code_formula_of(problem) == SwigluFormula::kPlain && problem.rows.row_index == nullptr;
+  plan->formula = is_plain ? SwigluFormula::kPlain : SwigluFormula::kBiases;
   plan->threads = kSwigluThreads;
   return true;
 }
 
 // Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes. Returns whether
 // the problem is one.
-bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
+bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
   constexpr int64_t kElements = kMaxVectorBytes / 2;
   if (!is_bare(problem)) return false;
@@ -351,12 +352,20 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   }
   if (in.value() < kMaxVectorBytes || !has_code_vectors(problem)) return false;
   const int64_t vectors_per_row = columns / kElements;
+  const int64_t vectors_per_multiprocessor = problem.num_elements() / kElements / device.multiprocessors;
+  plan->group_vectors = 1;
   if (codes.scales.is_present()) {
     if (codes.scales.groups * codes.group_elements != columns) return false;
+    const bool is_large = vectors_per_multiprocessor > kMaxSwigluSmallCodeVectors;
+    const int64_t vectors = codes.group_elements / kElements;
+    plan->group_vectors = (is_large && vectors > 1) || vectors > 32 ? 2 : 1;
     plan->has_code_rows =
-        !find_group_lanes(codes.group_elements, 2 * kElements, &plan->group_lanes_log2);  // two vectors
+        !find_group_lanes(codes.group_elements, plan->group_vectors * kElements, &plan->group_lanes_log2);
     if (plan->has_code_rows && codes.scales.groups != 1) return false;
   }
+  const uint32_t span = codes.has_pairs() ? kSwigluCodePairSpan : kSwigluCodeSpan;
+  const int64_t rows = last > 0 ? problem.shape[last - 1] : 1;
+  if (vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) plan->rows_per_thread = span;
   plan->is_matrix = true;
   plan->formula = code_formula_of(problem);
   plan->vector_elements = static_cast<int>(kElements);
@@ -364,6 +373,7 @@ bool choose_code_matrix(const SwigluProblem &problem, SwigluPlan *plan) {
   plan->num_vectors = problem.num_elements() / kElements;
   plan->threads = kSwigluCodeThreads;
   if (plan->has_code_rows) {
+    plan->rows_per_thread = 1;
     const uint32_t threads = round_up_to_warps(static_cast<uint32_t>((vectors_per_row - 1) / kVectorsOfCodeRow + 1));
     plan->threads = threads < kMaxSwigluCodeRowThreads ? threads : kMaxSwigluCodeRowThreads;
   }
@@ -445,10 +455,9 @@ rope_status_t plan_codes(const char *function, const SwigluProblem &problem, con
                          SwigluPlan *plan) {
   const bool is_forward_by_row = !problem.is_backward && !problem.codes.has_row_groups;
   if (is_forward_by_row && choose_expert_codes(problem, device, plan)) return ROPE_STATUS_SUCCESS;
-  if (is_forward_by_row && choose_code_matrix(problem, plan)) {
+  if (is_forward_by_row && choose_code_matrix(problem, device, plan)) {
     if (plan->has_code_rows) return set_grid(function, plan->num_vectors / plan->vectors_per_row, plan);
-    const int64_t threads = problem.codes.scales.is_present() ? plan->num_vectors / 2 : plan->num_vectors;
-    return set_grid(function, (threads - 1) / plan->threads + 1, plan);
+    return set_grid(function, (num_code_matrix_threads(problem, *plan) - 1) / plan->threads + 1, plan);
   }
   plan->has_code_rows = false;
   plan->formula = SwigluFormula::kOptions;
@@ -461,6 +470,16 @@ rope_status_t plan_codes(const char *function, const SwigluProblem &problem, con
 }
 
 }  // namespace
+
+int64_t num_code_spans(const SwigluProblem &problem, const SwigluPlan &plan) {
+  const int64_t rows = problem.ndim > 1 ? problem.shape[problem.ndim - 2] : 1;
+  return (rows - 1) / plan.rows_per_thread + 1;
+}
+
+int64_t num_code_matrix_threads(const SwigluProblem &problem, const SwigluPlan &plan) {
+  const int64_t matrices = problem.ndim > 2 ? problem.shape[0] : 1;
+  return matrices * num_code_spans(problem, plan) * (plan.vectors_per_row / plan.group_vectors);
+}
 
 SwigluFormula code_formula_of(const SwigluProblem &problem) {
   if (problem.has_options()) return SwigluFormula::kOptions;

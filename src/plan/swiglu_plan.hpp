@@ -39,10 +39,11 @@ struct SwigluPlan {
   bool is_matrix;
   bool is_flat;  // matrices backward: tensors of one short row, which the flat kernel processes
   bool is_expert_matrix;
-  uint32_t group_lanes_log2;     // codes: lanes of a group with a written scale; of matrices they have two vectors each
+  uint32_t group_lanes_log2;     // codes: lanes of a group with a written scale
+  uint32_t group_vectors;        // matrices to codes: vectors of each of these lanes; 1 without written scales
   bool has_code_rows;            // matrices to codes: a block processes a row, which has one scale
   bool begins_last;              // SwigluMatrixShape's
-  uint32_t rows_per_thread = 1;  // more for matrices with biases or soft caps
+  uint32_t rows_per_thread = 1;  // more for matrices with biases or soft caps, and matrices to codes
 
   bool is_alternating() const { return inputs != GateUpLayout::kSeparate || gradients != GateUpLayout::kSeparate; }
 };
@@ -66,6 +67,10 @@ int64_t moved_bytes(const SwigluCall &call);
 
 // Returns the formula of values that become codes. It does not depend on the kernel, and so neither do their bits.
 SwigluFormula code_formula_of(const SwigluProblem &problem);
+
+// The spans of rows_per_thread rows of each matrix that becomes codes, and the threads of all matrices.
+int64_t num_code_spans(const SwigluProblem &problem, const SwigluPlan &plan);
+int64_t num_code_matrix_threads(const SwigluProblem &problem, const SwigluPlan &plan);
 
 // Plans a problem that is not empty. NOT_SUPPORTED: a launch cannot hold the problem.
 rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, const DeviceInfo &device,

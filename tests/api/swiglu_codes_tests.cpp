@@ -637,6 +637,86 @@ TEST_CASE("SwiGLU to codes of 4 bits in calls large enough for several threads",
 }
 #endif
 
+// Threads of a large launch take several rows; each part of 128 rows is a small launch of its own. A tile of scales has
+// 128 rows too.
+TEST_CASE("codes of large matrices are those of their parts", "[swiglu][codes][fp4][tiles][determinism]") {
+  constexpr int64_t kPart = 128;
+  const struct {
+    rope_dtype_t code, scale;
+    int64_t group;
+    bool has_tiles, has_rows;
+  } cases[] = {{ROPE_DTYPE_F8_E4M3, 0, 0, false, true},
+               {ROPE_DTYPE_F8_E5M2, ROPE_DTYPE_F32, 128, false, true},
+               {ROPE_DTYPE_F8_E4M3, ROPE_DTYPE_F8_E8M0, 32, true, false},
+               {ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E4M3, 16, false, true},
+               {ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E4M3, 16, true, false}};
+  for (const Device &device : devices()) {
+#if defined(ROPE_TEST_SIMULATION)
+    const bool is_large = false;
+#else
+    const bool is_large = device.kind == ROPE_DEVICE_CUDA;
+#endif
+    // More than 14 000 vectors for each multiprocessor: of up to 158, or of one that is simulated.
+    const Shape shape = is_large ? Shape{1201, 14848} : Shape{229, 512};
+    Workspace workspace(23);
+    swiglu_args_t args = swiglu_args();
+    for (rope_tensor_t *const input : {&args.gate, &args.up}) {
+      *input = workspace.tensor(ROPE_DTYPE_BF16, shape);
+      workspace.fill_normal(*input);
+    }
+    const rope_tensor_t counts = workspace.tensor(ROPE_DTYPE_I32, {shape[0] / kPart + 2});
+    const int64_t rows_there = shape[0] - 3;  // for the whole matrix, then for each part
+    workspace.fill_integers(counts, [&](const Index &at) {
+      return at[0] == 0 ? rows_there : std::clamp<int64_t>(rows_there - (at[0] - 1) * kPart, 0, kPart);
+    });
+    for (const auto &each : cases) {
+      INFO("on " << device << ", codes " << each.code << ", groups of " << each.group << ", tiles " << each.has_tiles);
+      const int64_t padded_rows = each.has_tiles ? (shape[0] + kPart - 1) / kPart * kPart : shape[0];
+      const bool has_pairs = each.code == ROPE_DTYPE_F4_E2M1X2;
+      rope_tensor_t out[2], scales[2] = {}, amax[2];
+      for (int i = 0; i < 2; ++i) {
+        out[i] = workspace.tensor(each.code, {shape[0], has_pairs ? shape[1] / 2 : shape[1]});
+        if (each.group != 0) scales[i] = workspace.tensor(each.scale, {padded_rows, shape[1] / each.group});
+        amax[i] = workspace.tensor(ROPE_DTYPE_F32, {1});
+        workspace.fill(amax[i], [](const Index &) { return Real{0}; });
+      }
+      workspace.freeze();
+      swiglu_config_t config = swiglu_config_for(device);
+      config.dtype = ROPE_DTYPE_BF16;
+      const SwigluDesc desc = create(config);
+      const auto run_rows = [&](int which, int64_t first, int64_t rows, int64_t count) {
+        swiglu_args_t part = args;
+        swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+        part.gate = narrow(args.gate, 0, first, rows);
+        part.up = narrow(args.up, 0, first, rows);
+        part.out = narrow(out[which], 0, first, rows);
+        if (each.has_rows) part.num_rows = narrow(counts, 0, count, 1);
+        if (each.group != 0) {
+          const int64_t held = each.has_tiles ? (rows + kPart - 1) / kPart * kPart : rows;
+          quant.scales_out = narrow(scales[which], 0, first, held);
+        }
+        if (each.has_tiles) quant.scale_layout = SWIGLU_SCALE_LAYOUT_128X4;
+        quant.amax_out = amax[which];
+        part.quant = &quant;
+        REQUIRE(run(device, desc.get(), Direction::Forward, part, workspace) == ROPE_STATUS_SUCCESS);
+      };
+      run_rows(0, 0, shape[0], 0);
+      for (int64_t first = 0; first < shape[0]; first += kPart) {
+        run_rows(1, first, std::min(kPart, shape[0] - first), first / kPart + 1);
+      }
+      const auto are_equal = [&](const rope_tensor_t(&of)[2], int64_t rows) {
+        const auto bytes = static_cast<size_t>(rows * of[0].stride[0] * oracle::element_size(of[0].dtype));
+        return std::memcmp(of[0].data, of[1].data, bytes) == 0;
+      };
+      const int64_t written = each.has_rows ? rows_there : shape[0];
+      CHECK(are_equal(out, written));
+      if (each.group != 0) CHECK(are_equal(scales, each.has_tiles ? padded_rows : written));
+      CHECK(bits_at(amax[0], {}) == bits_at(amax[1], {}));
+      CHECK(bits_at(amax[0], {}) != 0);
+    }
+  }
+}
+
 TEST_CASE("SwiGLU to MXFP8 has the scales of TransformerEngine", "[swiglu][codes]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const rope_dtype_t code : codes_of_8_bits) {

@@ -52,6 +52,7 @@ Call call_of(SwigluVariant variant) {
       return call<SwigluExpertParams>;
     case kSwigluCodeMatrix:
     case kSwigluScaledCodeMatrix:
+    case kSwigluSmallCodeMatrix:
     case kSwigluCodeRows:
       return call<SwigluCodeMatrixParams>;
     case kSwigluExpertCodes:

@@ -394,7 +394,9 @@ rope::SwigluProblem compact_problem(rope_dtype_t dtype, const std::vector<int64_
     args.grad_gate = compact_tensor(region(3), dtype, shape);
     args.grad_up = compact_tensor(region(4), dtype, shape);
   } else {
-    args.out = compact_tensor(region(3), options.code != 0 ? options.code : dtype, shape);
+    std::vector<int64_t> out_shape = shape;
+    if (options.code == ROPE_DTYPE_F4_E2M1X2) out_shape.back() /= 2;
+    args.out = compact_tensor(region(3), options.code != 0 ? options.code : dtype, out_shape);
   }
   swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
   if (options.code_group != 0) {
@@ -1135,7 +1137,7 @@ TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
   geglu.is_plain = false;
   geglu.has_options = true;
   geglu.activation = rope::Activation::kGegluTanh;
-  constexpr rope_dtype_t kCode = ROPE_DTYPE_F8_E4M3;
+  constexpr rope_dtype_t kCode = ROPE_DTYPE_F8_E4M3, kPairs = ROPE_DTYPE_F4_E2M1X2;
   const std::string matrix = "matrix codes kernel, vectors of 16 bytes, grid ";
   const std::string expert = "expert codes kernel, vectors of 16 bytes, grid ";
   const std::string row = "row codes kernel, vectors of 16 bytes, grid ", element = "codes kernel, vectors of ";
@@ -1146,7 +1148,12 @@ TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
     std::string kernel;
   } rows[] = {
       {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode}, matrix + "80 x 1 of 128"},
-      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "40 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "80 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 512}, matrix + "40 x 1 of 128"},
+      {{256, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "1792 x 1 of 128"},
+      {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "28672 x 1 of 128"},
+      {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kCode}, matrix + "114674 x 1 of 128"},
+      {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kPairs, 16}, matrix + "14336 x 1 of 128"},
       {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 2048}, matrix + "40 x 1 of 64"},
       {{40, 28672}, false, {kPlain, false, false, 0, false, 0, kCode, 28672}, matrix + "40 x 1 of 512"},
       {{40, 2048}, false, {geglu, false, false, 0, false, 0, kCode, 128}, element + "2 bytes"},

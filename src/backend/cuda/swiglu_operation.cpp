@@ -322,12 +322,14 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   if (codes.has_pairs()) params.out_stride = {params.out_stride.expert / 2, params.out_stride.row / 2};
   params.scales_stride = strides(codes.scales_stride, 1);
   const bool has_groups = codes.scales.is_present() && !plan.has_code_rows;
-  params.num_threads = static_cast<uint32_t>(has_groups ? plan.num_vectors / 2 : plan.num_vectors);
+  params.num_threads = static_cast<uint32_t>(num_code_matrix_threads(problem, plan));
   params.vectors_per_row = static_cast<uint32_t>(plan.vectors_per_row);
   params.units_per_row =
       FastDivmod::by(has_groups ? static_cast<uint32_t>(codes.scales.groups) : params.vectors_per_row);
   params.has_experts = experts >= 0;
-  params.rows_per_expert = FastDivmod::by(static_cast<uint32_t>(rows >= 0 ? problem.shape[rows] : 1));
+  params.rows = static_cast<uint32_t>(rows >= 0 ? problem.shape[rows] : 1);
+  params.rows_per_thread = plan.rows_per_thread;
+  params.spans_per_matrix = FastDivmod::by(static_cast<uint32_t>(num_code_spans(problem, plan)));
   params.rows_there = problem.expert_rows != nullptr ? problem.expert_rows : problem.num_rows;
   const rope_dtype_t dtype = problem.expert_rows != nullptr ? problem.expert_rows_dtype : problem.num_rows_dtype;
   params.is_rows_there_64_bit = dtype == ROPE_DTYPE_I64;
@@ -336,9 +338,10 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   params.codes = codes;
   params.has_padding = codes.has_padding();
   params.lanes_log2 = plan.group_lanes_log2;
-  const SwigluWork work = has_groups           ? kSwigluScaledCodeMatrix
-                          : plan.has_code_rows ? kSwigluCodeRows
-                                               : kSwigluCodeMatrix;
+  const SwigluWork work = plan.has_code_rows        ? kSwigluCodeRows
+                          : !has_groups             ? kSwigluCodeMatrix
+                          : plan.group_vectors == 1 ? kSwigluSmallCodeMatrix
+                                                    : kSwigluScaledCodeMatrix;
   const SwigluVariant variant = {work, plan.formula, false};
   return launch_kernel(function, problem.dtype, plan.vector_elements, variant, plan, &params, device_index, stream);
 }

@@ -87,23 +87,33 @@ ROPE_HOST_DEVICE Float8E5M2 round_to<Float8E5M2>(float value) {
 
 // Codes 0 to 7 of 4 bits are 0, 0.5, 1, 1.5, 2, 3, 4 and 6. So the code of a magnitude m is the smallest of 2 m, m + 2,
 // m / 2 + 4 and 7, rounded to an integer, to the even one halfway. Adding 2^23 rounds once and leaves the integer in
-// the lowest bits. On a GPU `value` is the result of arithmetic: the sign bit of a NaN is then 0.
+// the lowest bits.
+constexpr uint32_t kE2M1Counter = 0x4b000000u;  // the bits of 2^23
+
+// Returns kE2M1Counter + the code of |value|. The bits of floats that are not negative are compared as integers, where
+// a NaN is above all numbers and becomes 7.
+ROPE_HOST_DEVICE uint32_t count_e2m1(float value) {
+  const float counter = float_of(kE2M1Counter), magnitude = float_of(bits_of(value) & 0x7fffffffu);
+  const auto smaller = [](int32_t a, int32_t b) { return a < b ? a : b; };
+  const auto as_integer = [](float number) { return static_cast<int32_t>(bits_of(number)); };
+  const int32_t doubled = as_integer(magnitude * 2.0f + counter), moved = as_integer(magnitude + (counter + 2.0f));
+  const int32_t halved = as_integer(magnitude * 0.5f + (counter + 4.0f));
+  return static_cast<uint32_t>(
+      smaller(smaller(smaller(doubled, moved), halved), static_cast<int32_t>(kE2M1Counter + 7)));
+}
+
+// Returns the bits of a product or sum; those of a NaN have the sign bit 0, as GPUs make them.
+ROPE_HOST_DEVICE uint32_t bits_of_result(float value) {
+#if !defined(__CUDA_ARCH__)
+  if ((bits_of(value) & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu;
+#endif
+  return bits_of(value);
+}
+
+// On a GPU `value` is a product or sum.
 template <>
 ROPE_HOST_DEVICE Float4E2M1 round_to<Float4E2M1>(float value) {
-  constexpr float kInteger = 0x1p23f;
-  const float magnitude = float_of(bits_of(value) & 0x7fffffffu), doubled = magnitude * 2.0f + kInteger;
-  const float moved = magnitude + (kInteger + 2.0f), halved = magnitude * 0.5f + (kInteger + 4.0f);
-  const float largest = kInteger + 7.0f;
-#if defined(__CUDA_ARCH__)
-  // fminf of NaN and a number is the number.
-  const uint32_t code = bits_of(fminf(fminf(doubled, moved), fminf(halved, largest)));
-  return {static_cast<uint8_t>((code & 7u) | (bits_of(value) >> 28 & 8u))};
-#else
-  const auto smaller = [](float a, float b) { return a < b ? a : b; };  // b if a is NaN
-  const uint32_t code = bits_of(smaller(smaller(smaller(doubled, moved), halved), largest));
-  const uint32_t sign = (bits_of(value) & 0x7fffffffu) > 0x7f800000u ? 0 : bits_of(value) >> 28 & 8u;
-  return {static_cast<uint8_t>((code & 7u) | sign)};
-#endif
+  return {static_cast<uint8_t>((count_e2m1(value) & 7u) | (bits_of_result(value) >> 28 & 8u))};
 }
 
 ROPE_HOST_DEVICE float to_float(Float8E4M3 code) {

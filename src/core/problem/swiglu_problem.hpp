@@ -78,11 +78,19 @@ struct SwigluCodes {
                                                         : Float8E4M3::kMax);
   }
 
-  // Stores a scale. `offset` is a sum of scales_stride, `row` of scale_row_stride.
+  // Where the scale of a group of a row lies: the sum of these two and of scales_stride. With tiles `row` is a sum of
+  // scale_row_stride; without, place_of_row is 0.
+  ROPE_HOST_DEVICE int64_t place_of_group(int64_t group) const {
+    const int64_t four = has_tiles ? 512 : scales.four_stride, one = has_tiles ? 1 : scales.group_stride;
+    return group / 4 * four + group % 4 * one;
+  }
+  ROPE_HOST_DEVICE int64_t place_of_row(int64_t row) const {
+    return has_tiles ? row / 128 * (padded_groups() / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 : 0;
+  }
+
+  // Stores a scale. `offset` is a sum of scales_stride.
   ROPE_HOST_DEVICE void store_scale(int64_t offset, int64_t row, int64_t group, uint32_t bits) const {
-    if (!has_tiles) return scales.store(offset, 0, static_cast<int>(group), bits);
-    const int64_t tile = row / 128 * (padded_groups() / 4) + group / 4;
-    scales.store(offset + tile * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4, 0, 0, bits);
+    scales.store_at(offset + place_of_row(row) + place_of_group(group), bits);
   }
 
   // Clears the padding below a group of the last row, and beside the last group of a row. Both lie in the tile of the

@@ -28,7 +28,9 @@ struct WrittenScales {
     return first * row_stride[0] + second * row_stride[1];
   }
   ROPE_HOST_DEVICE void store(int64_t row, int64_t head, int group, uint32_t bits) const {
-    const int64_t at = row + head * head_stride + group / 4 * four_stride + group % 4 * group_stride;
+    store_at(row + head * head_stride + group / 4 * four_stride + group % 4 * group_stride, bits);
+  }
+  ROPE_HOST_DEVICE void store_at(int64_t at, uint32_t bits) const {
     if (has_bytes()) {
       reinterpret_cast<uint8_t *>(data)[at] = static_cast<uint8_t>(bits);
     } else {

@@ -4,8 +4,9 @@
 //   row of each matrix      0 … 7     8 … 15    …    … columns-1
 //   vector of the row         0         1       …    vectors_per_row - 1
 //
-// swiglu_code_matrix_kernel: without written scales a thread has one vector of each matrix, with written scales two.
-// The group of a scale has 2^lanes_log2 neighbouring lanes of a warp, which find its largest magnitude by shuffles:
+// swiglu_code_matrix_kernel: a thread takes rows_per_thread rows of a matrix one after the other, and the same vectors
+// of each. Without written scales it has one vector, with written scales kVectors. The group of a scale has
+// 2^lanes_log2 neighbouring lanes of a warp, which find its largest magnitude by shuffles. With two vectors:
 //
 //   vector of the group     0   1   …   lanes-1   lanes   lanes+1   …   2*lanes-1
 //   lane                    0   1   …   lanes-1     0        1      …    lanes-1
@@ -28,33 +29,32 @@
 
 namespace rope {
 
-// Finds where a row of gate, up and out begins, and whether it exists.
+// A row of gate, up and out.
 struct CodeRow {
   uint32_t expert;
   uint32_t row;
-
-  __device__ __forceinline__ CodeRow(const SwigluCodeMatrixParams &params, uint32_t of_all) : expert(0), row(of_all) {
-    if (!params.has_experts) return;
-    const DivmodResult place = params.rows_per_expert.divmod(of_all);
-    expert = place.quotient;
-    row = place.remainder;
-  }
 
   __device__ __forceinline__ const char *find(const char *data, const SwigluExpertStrides &stride) const {
     return data + expert * stride.expert + row * stride.row;
   }
 
-  __device__ __forceinline__ bool exists(const SwigluCodeMatrixParams &params) const {
-    if (params.rows_there == nullptr) return true;
-    const int64_t entry = params.has_experts ? expert * params.rows_there_stride : 0;
-    return row < read_integer(params.rows_there, params.is_rows_there_64_bit, entry);
+  // Returns how many rows of the matrix exist from this one on, at most `most`.
+  __device__ __forceinline__ uint32_t count_rows(const SwigluCodeMatrixParams &params, uint32_t most) const {
+    int64_t end = params.rows;
+    if (params.rows_there != nullptr) {
+      const int64_t entry = params.has_experts ? expert * params.rows_there_stride : 0;
+      end = read_integer(params.rows_there, params.is_rows_there_64_bit, entry);
+    }
+    const int64_t count = end - row;
+    return count < 0 ? 0 : count < most ? static_cast<uint32_t>(count) : most;
   }
 
-  __device__ __forceinline__ void store_scale(const SwigluCodeMatrixParams &params, uint32_t group, bool is_there,
-                                              uint32_t bits) const {
-    const int64_t offset = expert * params.scales_stride.expert + row * params.scales_stride.row;
-    if (is_there) params.codes.store_scale(offset, row, group, bits);
-    if (params.has_padding) params.codes.clear_padding(offset, row, group, 1, 1);
+  __device__ __forceinline__ int64_t scales_offset(const SwigluCodeMatrixParams &params) const {
+    return expert * params.scales_stride.expert + row * params.scales_stride.row;
+  }
+
+  __device__ __forceinline__ void clear_padding(const SwigluCodeMatrixParams &params, uint32_t group) const {
+    if (params.has_padding) params.codes.clear_padding(scales_offset(params), row, group, 1, 1);
   }
 };
 
@@ -71,60 +71,79 @@ __device__ __forceinline__ void compute_values(const SwigluCodeMatrixParams &par
   for (int i = 0; i < 8; ++i) result[i] = of_vector[kOut][i];
 }
 
-template <typename T, bool IsPlain, bool HasScales>
+template <typename T, bool IsPlain, bool HasScales, int kVectors>
 __global__ void __launch_bounds__(kSwigluCodeThreads)
     swiglu_code_matrix_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
-  constexpr int kVectors = HasScales ? 2 : 1;
   static_assert(sizeof(T) == 2, "");
   const SwigluCodes &codes = params.codes;
-  const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x, lanes = 1u << params.lanes_log2;
+  const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x, lanes = HasScales ? 1u << params.lanes_log2 : 1;
   const DivmodResult at = params.units_per_row.divmod(HasScales ? index >> params.lanes_log2 : index);
-  const uint32_t group = at.remainder, lane = index & (lanes - 1);
-  const uint32_t first = HasScales ? group * (2 * lanes) + lane : at.remainder;
-  const CodeRow row(params, at.quotient);
-  const uint64_t bytes = uint64_t{first} * 16;
-  const char *const gate = row.find(params.in[kGate], params.in_stride[kGate]) + bytes;
-  const char *const up = row.find(params.in[kUp], params.in_stride[kUp]) + bytes;
+  const uint32_t unit = at.remainder, lane = HasScales ? index & (lanes - 1) : 0;
+  const uint32_t first = unit * (kVectors * lanes) + lane;
+  CodeRow row = {0, at.quotient};
+  if (params.has_experts) {
+    const DivmodResult span = params.spans_per_matrix.divmod(at.quotient);
+    row = {span.quotient, span.remainder};
+  }
+  row.row *= params.rows_per_thread;
+  const char *gate = row.find(params.in[kGate], params.in_stride[kGate]) + uint64_t{first} * 16;
+  const char *up = row.find(params.in[kUp], params.in_stride[kUp]) + uint64_t{first} * 16;
   wait_for_previous_launch();
-  const bool is_inside = index < params.num_threads, is_there = is_inside && row.exists(params);
-  Vector<T, 8> gates[kVectors] = {}, ups[kVectors] = {};
-  float given = 1;
-  if (is_there) {
+  const bool is_inside = index < params.num_threads;
+  const uint32_t rows_there = is_inside ? row.count_rows(params, params.rows_per_thread) : 0;
+  char *out = nullptr;
+  int64_t scales = 0;
+  float given = 1, factor = 1, largest_of_all = 0;
+  // All lanes of a warp take part in the shuffles, those of rows that do not exist with 0.
+  const uint32_t rounds = HasScales ? params.rows_per_thread : rows_there;
+#pragma unroll 1
+  for (uint32_t round = 0; round < rounds; ++round) {
+    const bool is_there = !HasScales || round < rows_there;
+    float value[kVectors][8], largest = 0;
+    if (is_there) {
+      Vector<T, 8> gates[kVectors], ups[kVectors];
 #pragma unroll
-    for (uint32_t i = 0; i < kVectors; ++i) {
-      gates[i] = load_vector<Vector<T, 8>>(gate + i * lanes * 16);
-      ups[i] = load_vector<Vector<T, 8>>(up + i * lanes * 16);
+      for (uint32_t i = 0; i < kVectors; ++i) {
+        gates[i] = load_vector<Vector<T, 8>>(gate + i * lanes * 16);
+        ups[i] = load_vector<Vector<T, 8>>(up + i * lanes * 16);
+      }
+      begin_dependent_launch();
+      // What the loads do not wait for.
+      if (round == 0) {
+        out = const_cast<char *>(row.find(params.out, params.out_stride));
+        if (HasScales) scales = row.scales_offset(params) + codes.place_of_group(unit);
+        given = codes.given_scale(row.expert);
+        if (!HasScales) factor = code_factor(given, codes.scale_multiplies);
+      }
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        compute_values<T, IsPlain>(params, gates[i], ups[i], value[i]);
+        if (HasScales || codes.amax != nullptr) largest = larger_magnitude_of(largest, value[i]);
+      }
     }
-    given = codes.given_scale(row.expert);
-  }
-  begin_dependent_launch();
-  float value[kVectors][8];
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) compute_values<T, IsPlain>(params, gates[i], ups[i], value[i]);
-  float factor = 1;
-  if (HasScales || codes.amax != nullptr) {
-    float largest = 0;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) largest = larger_magnitude_of(largest, value[i]);
-    uint32_t magnitude = is_there ? bits_of(largest) : 0;
-    // Lanes of rows that do not exist take part in the shuffles, with 0.
-    if (HasScales) magnitude = max_over_lanes(magnitude, params.lanes_log2);
-    if (codes.amax != nullptr) {
-      // A request of each warp to this one address would take longer than the rest.
-      const uint32_t of_block = max_over_block<kSwigluCodeThreads>(magnitude);
-      if (threadIdx.x == 0) raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), of_block);
-    }
+    if (codes.amax != nullptr) largest_of_all = max_magnitude(largest_of_all, largest);
     if (HasScales) {
-      const GroupScale scale = codes.scale_of(magnitude, given);
+      const GroupScale scale = codes.scale_of(max_over_lanes(bits_of(largest), params.lanes_log2), given);
       factor = scale.factor;
-      if (is_inside && lane == 0) row.store_scale(params, group, is_there, scale.bits);
+      if (lane == 0) {
+        if (is_there) codes.scales.store_at(scales + codes.place_of_row(row.row), scale.bits);
+        if (is_inside && row.row < params.rows) row.clear_padding(params, unit);
+      }
     }
-  }
-  if (!is_there) return;
-  if (!HasScales) factor = code_factor(given, codes.scale_multiplies);
-  char *const out = const_cast<char *>(row.find(params.out, params.out_stride));
+    if (is_there) {
 #pragma unroll
-  for (uint32_t i = 0; i < kVectors; ++i) store_vector_of_codes(codes, out, first + i * lanes, factor, value[i]);
+      for (uint32_t i = 0; i < kVectors; ++i) store_vector_of_codes(codes, out, first + i * lanes, factor, value[i]);
+    }
+    ++row.row;
+    gate += params.in_stride[kGate].row;
+    up += params.in_stride[kUp].row;
+    out += params.out_stride.row;
+    scales += params.scales_stride.row;
+  }
+  if (codes.amax == nullptr) return;
+  // A request of each warp to this one address would take longer than the rest.
+  const uint32_t of_block = max_over_block<kSwigluCodeThreads>(bits_of(largest_of_all));
+  if (threadIdx.x == 0) raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), of_block);
 }
 
 template <typename T, bool IsPlain>
@@ -132,14 +151,16 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
     swiglu_code_row_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
   static_assert(sizeof(T) == 2, "");
   const SwigluCodes &codes = params.codes;
-  const CodeRow row(params, blockIdx.x);
+  CodeRow row = {0, blockIdx.x};
+  if (params.has_experts) {
+    const DivmodResult place = params.spans_per_matrix.divmod(blockIdx.x);
+    row = {place.quotient, place.remainder};
+  }
   const char *const gate = row.find(params.in[kGate], params.in_stride[kGate]);
   const char *const up = row.find(params.in[kUp], params.in_stride[kUp]);
   wait_for_previous_launch();
-  if (!row.exists(params)) {
-    if (threadIdx.x == 0) row.store_scale(params, 0, false, 0);
-    return;
-  }
+  if (threadIdx.x == 0) row.clear_padding(params, 0);
+  if (row.count_rows(params, 1) == 0) return;
   const auto vector_of = [](int i) { return threadIdx.x + static_cast<uint32_t>(i) * blockDim.x; };
   Vector<T, 8> gates[kVectorsOfCodeRow] = {}, ups[kVectorsOfCodeRow] = {};
 #pragma unroll
@@ -169,7 +190,7 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
   const uint32_t magnitude = max_over_block<kMaxSwigluCodeRowThreads>(bits_of(largest));
   const GroupScale scale = codes.scale_of(magnitude, given);
   if (threadIdx.x == 0) {
-    row.store_scale(params, 0, true, scale.bits);
+    codes.store_scale(row.scales_offset(params), row.row, 0, scale.bits);
     if (codes.amax != nullptr) raise_magnitude(reinterpret_cast<uint32_t *>(codes.amax), magnitude);
   }
   char *const out = const_cast<char *>(row.find(params.out, params.out_stride));
@@ -194,9 +215,11 @@ const void *find_swiglu_code_kernel(SwigluVariant variant) {
   };
   switch (variant.work) {
     case kSwigluCodeMatrix:
-      return pick(swiglu_code_matrix_kernel<T, true, false>, swiglu_code_matrix_kernel<T, false, false>);
+      return pick(swiglu_code_matrix_kernel<T, true, false, 1>, swiglu_code_matrix_kernel<T, false, false, 1>);
     case kSwigluScaledCodeMatrix:
-      return pick(swiglu_code_matrix_kernel<T, true, true>, swiglu_code_matrix_kernel<T, false, true>);
+      return pick(swiglu_code_matrix_kernel<T, true, true, 2>, swiglu_code_matrix_kernel<T, false, true, 2>);
+    case kSwigluSmallCodeMatrix:
+      return pick(swiglu_code_matrix_kernel<T, true, true, 1>, swiglu_code_matrix_kernel<T, false, true, 1>);
     default:
       return pick(swiglu_code_row_kernel<T, true>, swiglu_code_row_kernel<T, false>);
   }

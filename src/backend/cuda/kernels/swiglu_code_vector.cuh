@@ -40,11 +40,17 @@ __device__ __forceinline__ void store_codes(char *to, const Factor &factor_of, c
 
 // Stores eight codes of 4 bits in order; the first of a pair is the lower half of its byte.
 __device__ __forceinline__ void store_code_pairs(char *to, float factor, const float (&value)[8]) {
-  Words<4> codes = {};
+  uint32_t product[8];
 #pragma unroll
-  for (uint32_t i = 0; i < 8; ++i) {
-    codes.word[0] |= uint32_t{round_to<Float4E2M1>(multiply_rounded(value[i], factor)).bits} << (4 * i);
-  }
+  for (int i = 0; i < 8; ++i) product[i] = bits_of_result(multiply_rounded(value[i], factor));
+  // Each word has the highest bytes of four products.
+  const auto join_signs = [&](int first) {
+    return __byte_perm(__byte_perm(product[first], product[first + 2], 0x0073),
+                       __byte_perm(product[first + 4], product[first + 6], 0x0073), 0x5410);
+  };
+  Words<4> codes = {{(join_signs(0) >> 4 & 0x08080808u) | (join_signs(1) & 0x80808080u)}};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) codes.word[0] += (count_e2m1(float_of(product[i])) - kE2M1Counter) << (4 * i);
   store_vector(to, codes);
 }
 

@@ -37,7 +37,8 @@ __device__ __forceinline__ void clear_expert_padding(const SwigluExpertCodeParam
 constexpr int kResidentExpertCodeBlocks =
     min_blocks_per_multiprocessor(kSwigluExpertCodeBlocks * int{kSwigluThreads}, int{kSwigluThreads});
 
-template <typename T, typename Walk>
+// IsPlain: code_formula_of the problem is kPlain, and rows have neither biases nor factors.
+template <typename T, typename Walk, bool IsPlain>
 __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
     swiglu_expert_code_kernel(const __grid_constant__ SwigluExpertCodeParams params) {
   static_assert(sizeof(T) == 2, "");
@@ -51,8 +52,8 @@ __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
     const char *const gate = params.in[kGate] + part.offset<Walk>(params.in_stride[kGate]);
     const char *const up = params.in[kUp] + part.offset<Walk>(params.in_stride[kUp]);
     char *const out = params.out[kOut] + part.offset<Walk>(params.out_stride[kOut]);
-    const int64_t scales = part.offset<Walk>(params.scales_stride);
-    const float row_scale = load_part_scale<T, Walk>(params, part);
+    const int64_t scales = part.offset<Walk>(params.scales_stride) + codes.place_of_row(part.row);
+    const float row_scale = IsPlain ? 1.0f : load_part_scale<T, Walk>(params, part);
     const float given = codes.given_scale(part.expert);
 #pragma unroll 1
     for (uint32_t first = part.first; first < part.end; first += 32) {
@@ -64,10 +65,14 @@ __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
         const Vector<T, 8> ups = load_vector<Vector<T, 8>>(up + uint64_t{vector} * 16);
         to_floats<T, 8>(gates, value[kGate]);
         to_floats<T, 8>(ups, value[kUp]);
-        add_part_biases<T>(params, part, vector, value);
+        if (!IsPlain) add_part_biases<T>(params, part, vector, value);
       }
-      compute_by_formula<SwigluFormula::kBiases, T, 8>(params.formula, value, params.options, row_scale,
-                                                       params.row_scale != nullptr, result);
+      if constexpr (IsPlain) {
+        compute_vector<true>(value, params.options, 1.0f, false, result);
+      } else {
+        compute_by_formula<SwigluFormula::kBiases, T, 8>(params.formula, value, params.options, row_scale,
+                                                         params.row_scale != nullptr, result);
+      }
       if (codes.rounds_first) to_floats<T, 8>(from_floats<T, 8>(result[kOut]), result[kOut]);
       // Lanes behind the end take part in the shuffles, with 0.
       uint32_t magnitude = is_inside ? bits_of(larger_magnitude_of(0, result[kOut])) : 0;
@@ -78,7 +83,7 @@ __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
         const GroupScale scale = codes.scale_of(magnitude, given);
         factor = scale.factor;
         if (is_inside && vector % (1u << params.lanes_log2) == 0) {
-          codes.store_scale(scales, part.row, vector >> params.lanes_log2, scale.bits);
+          codes.scales.store_at(scales + codes.place_of_group(vector >> params.lanes_log2), scale.bits);
         }
       } else {
         factor = code_factor(given, codes.scale_multiplies);
@@ -94,8 +99,13 @@ __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
 
 template <typename T>
 const void *find_swiglu_expert_code_kernel(SwigluVariant variant) {
-  return variant.work == kSwigluExpertCodes ? reinterpret_cast<const void *>(swiglu_expert_code_kernel<T, ExpertWalk>)
-                                            : reinterpret_cast<const void *>(swiglu_expert_code_kernel<T, RowWalk>);
+  const auto pick = [&](auto plain, auto other) {
+    return variant.formula == SwigluFormula::kPlain ? reinterpret_cast<const void *>(plain)
+                                                    : reinterpret_cast<const void *>(other);
+  };
+  return variant.work == kSwigluExpertCodes
+             ? pick(swiglu_expert_code_kernel<T, ExpertWalk, true>, swiglu_expert_code_kernel<T, ExpertWalk, false>)
+             : pick(swiglu_expert_code_kernel<T, RowWalk, true>, swiglu_expert_code_kernel<T, RowWalk, false>);
 }
 
 }  // namespace rope

@@ -26,6 +26,7 @@ enum SwigluWork {
   kSwigluLookupGradients,
   kSwigluCodeMatrix,        // forward to codes: SwigluPlan::is_matrix, without written scales
   kSwigluScaledCodeMatrix,  // forward to codes: SwigluPlan::is_matrix, with a scale for each group of a row
+  kSwigluSmallCodeMatrix,   // likewise, with one vector of a group for each thread instead of two
   kSwigluCodeRows,          // forward to codes: SwigluPlan::is_matrix, with a scale for each row
   kSwigluExpertCodes,       // forward to codes: SwigluPlan::is_expert_matrix
   kSwigluRowCodes,          // forward to codes: SwigluPlan::is_expert_matrix without SwigluProblem::expert_rows
@@ -157,7 +158,9 @@ struct SwigluCodeMatrixParams {
   uint32_t num_threads;
   uint32_t vectors_per_row;
   FastDivmod units_per_row;  // vectors, or groups of a written scale
-  FastDivmod rows_per_expert;
+  uint32_t rows;             // of each matrix
+  uint32_t rows_per_thread;
+  FastDivmod spans_per_matrix;  // of rows_per_thread rows, which a thread takes one after the other
   bool has_experts;
   bool is_rows_there_64_bit;
   bool has_padding;        // of scales in tiles
