@@ -72,6 +72,7 @@ struct StepHeads {
   uint32_t units;  // units of a block of channels: a whole head, a window, or as many channels outside it
   int units_of_thread;
   uint32_t turns;
+  uint32_t turns_that_prefetch;  // with codes: the first turns of a block, which prefetch what the next turn reads
   uint32_t blocks_per_group;
   uint32_t tokens_ahead;  // distance, in tokens, at which positions and table rows are prefetched
   StepPieces pieces;

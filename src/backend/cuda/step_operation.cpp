@@ -324,6 +324,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadPa
   params->position_batch_bytes =
       static_cast<int32_t>(problem.positions.batch_stride * integer_bytes(problem.positions.is_64_bit));
   params->turns = plan.heads.turns;
+  params->turns_that_prefetch = plan.heads.turns_that_prefetch;
   params->blocks_of_group = FastDivmod::by(plan.heads.blocks_per_group);
   params->by_pairs = FastDivmod::by(params->pairs);
   uint32_t wanted = kCountsPositions | kCountsPlaces;  // flags that some tensor must have

@@ -291,7 +291,7 @@ __device__ __forceinline__ void change_unit(const NormForm<float> &form, float i
     change(false, low);
     change(true, high);
   } else {
-    constexpr int kPiece = V <= 4 ? V : IsNormed ? 2 : 4;
+    constexpr int kPiece = V <= 4 ? V : IsNormed && kAs == UnitAs::kWords ? 2 : 4;
 #pragma unroll
     for (int i = 0; i < V; i += kPiece) {
       float x[kPiece], y[kPiece], w[kPiece];

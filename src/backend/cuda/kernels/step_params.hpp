@@ -199,6 +199,7 @@ struct StepLongHeadParams : StepHeadParams {
   uint32_t num_tokens;  // tokens of a batch
   int32_t position_batch_bytes;
   uint32_t turns;
+  uint32_t turns_that_prefetch;  // StepHeads'
   FastDivmod blocks_of_group;
   FastDivmod by_pairs;
   StepLongTensor tensor[kPieces];
