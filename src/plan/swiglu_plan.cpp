@@ -365,7 +365,10 @@ bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, 
   }
   const uint32_t span = codes.has_pairs() ? kSwigluCodePairSpan : kSwigluCodeSpan;
   const int64_t rows = last > 0 ? problem.shape[last - 1] : 1;
-  if (vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) plan->rows_per_thread = span;
+  const bool may_have_span = plan->group_vectors == 2 || !codes.scales.is_present();
+  if (may_have_span && vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) {
+    plan->rows_per_thread = span;
+  }
   plan->is_matrix = true;
   plan->formula = code_formula_of(problem);
   plan->vector_elements = static_cast<int>(kElements);

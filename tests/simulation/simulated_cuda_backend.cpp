@@ -51,8 +51,9 @@ Call call_of(SwigluVariant variant) {
     case kSwigluLookupGradients:
       return call<SwigluExpertParams>;
     case kSwigluCodeMatrix:
+    case kSwigluCodeSpans:
     case kSwigluScaledCodeMatrix:
-    case kSwigluSmallCodeMatrix:
+    case kSwigluScaledCodeSpans:
     case kSwigluCodeRows:
       return call<SwigluCodeMatrixParams>;
     case kSwigluExpertCodes:

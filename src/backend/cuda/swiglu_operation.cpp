@@ -338,10 +338,9 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   params.codes = codes;
   params.has_padding = codes.has_padding();
   params.lanes_log2 = plan.group_lanes_log2;
-  const SwigluWork work = plan.has_code_rows        ? kSwigluCodeRows
-                          : !has_groups             ? kSwigluCodeMatrix
-                          : plan.group_vectors == 1 ? kSwigluSmallCodeMatrix
-                                                    : kSwigluScaledCodeMatrix;
+  const SwigluWork work = plan.has_code_rows ? kSwigluCodeRows
+                          : has_groups ? (plan.group_vectors == 1 ? kSwigluScaledCodeMatrix : kSwigluScaledCodeSpans)
+                                       : (plan.rows_per_thread == 1 ? kSwigluCodeMatrix : kSwigluCodeSpans);
   const SwigluVariant variant = {work, plan.formula, false};
   return launch_kernel(function, problem.dtype, plan.vector_elements, variant, plan, &params, device_index, stream);
 }

@@ -219,8 +219,7 @@ __device__ __forceinline__ void clear_block_padding(const SwigluCodeBlockParams 
 }
 
 template <typename T, bool IsBackward, bool IsPlain>
-__global__ void __launch_bounds__(kSwigluBlockThreads,
-                                  swiglu_block_resident_threads(IsBackward) / kSwigluBlockThreads)
+__global__ void __launch_bounds__(kSwigluBlockThreads, swiglu_block_resident_threads(IsBackward) / kSwigluBlockThreads)
     swiglu_code_block_kernel(const __grid_constant__ SwigluCodeBlockParams params) {
 #if defined(ROPE_HAS_CODE_BLOCKS)
   static_assert(sizeof(T) == 2, "");

@@ -4,9 +4,9 @@
 //   row of each matrix      0 … 7     8 … 15    …    … columns-1
 //   vector of the row         0         1       …    vectors_per_row - 1
 //
-// swiglu_code_matrix_kernel: a thread takes rows_per_thread rows of a matrix one after the other, and the same vectors
-// of each. Without written scales it has one vector, with written scales kVectors. The group of a scale has
-// 2^lanes_log2 neighbouring lanes of a warp, which find its largest magnitude by shuffles. With two vectors:
+// swiglu_code_matrix_kernel: a thread has one vector, or, HasSpan, the same vector of rows_per_thread rows, one after the
+// other. With written scales it has kVectors vectors of a row. The group of a scale has 2^lanes_log2 neighbouring lanes
+// of a warp, which find its largest magnitude by shuffles. With two vectors:
 //
 //   vector of the group     0   1   …   lanes-1   lanes   lanes+1   …   2*lanes-1
 //   lane                    0   1   …   lanes-1     0        1      …    lanes-1
@@ -71,7 +71,7 @@ __device__ __forceinline__ void compute_values(const SwigluCodeMatrixParams &par
   for (int i = 0; i < 8; ++i) result[i] = of_vector[kOut][i];
 }
 
-template <typename T, bool IsPlain, bool HasScales, int kVectors>
+template <typename T, bool IsPlain, bool HasScales, bool HasSpan, int kVectors>
 __global__ void __launch_bounds__(kSwigluCodeThreads)
     swiglu_code_matrix_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
   static_assert(sizeof(T) == 2, "");
@@ -85,22 +85,23 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
     const DivmodResult span = params.spans_per_matrix.divmod(at.quotient);
     row = {span.quotient, span.remainder};
   }
-  row.row *= params.rows_per_thread;
+  if (HasSpan) row.row *= params.rows_per_thread;
   const char *gate = row.find(params.in[kGate], params.in_stride[kGate]) + uint64_t{first} * 16;
   const char *up = row.find(params.in[kUp], params.in_stride[kUp]) + uint64_t{first} * 16;
   wait_for_previous_launch();
   const bool is_inside = index < params.num_threads;
-  const uint32_t rows_there = is_inside ? row.count_rows(params, params.rows_per_thread) : 0;
+  const uint32_t rows_there = is_inside ? row.count_rows(params, HasSpan ? params.rows_per_thread : 1) : 0;
   char *out = nullptr;
   int64_t scales = 0;
   float given = 1, factor = 1, largest_of_all = 0;
   // All lanes of a warp take part in the shuffles, those of rows that do not exist with 0.
-  const uint32_t rounds = HasScales ? params.rows_per_thread : rows_there;
+  const uint32_t rounds = !HasSpan ? 1 : HasScales ? params.rows_per_thread : rows_there;
 #pragma unroll 1
   for (uint32_t round = 0; round < rounds; ++round) {
-    const bool is_there = !HasScales || round < rows_there;
+    const bool is_there = (HasSpan && !HasScales) || round < rows_there;
     float value[kVectors][8], largest = 0;
     if (is_there) {
+      if (round == 0) given = codes.given_scale(row.expert);
       Vector<T, 8> gates[kVectors], ups[kVectors];
 #pragma unroll
       for (uint32_t i = 0; i < kVectors; ++i) {
@@ -112,14 +113,13 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
       if (round == 0) {
         out = const_cast<char *>(row.find(params.out, params.out_stride));
         if (HasScales) scales = row.scales_offset(params) + codes.place_of_group(unit);
-        given = codes.given_scale(row.expert);
-        if (!HasScales) factor = code_factor(given, codes.scale_multiplies);
       }
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
         compute_values<T, IsPlain>(params, gates[i], ups[i], value[i]);
         if (HasScales || codes.amax != nullptr) largest = larger_magnitude_of(largest, value[i]);
       }
+      if (!HasScales && round == 0) factor = code_factor(given, codes.scale_multiplies);
     }
     if (codes.amax != nullptr) largest_of_all = max_magnitude(largest_of_all, largest);
     if (HasScales) {
@@ -215,11 +215,17 @@ const void *find_swiglu_code_kernel(SwigluVariant variant) {
   };
   switch (variant.work) {
     case kSwigluCodeMatrix:
-      return pick(swiglu_code_matrix_kernel<T, true, false, 1>, swiglu_code_matrix_kernel<T, false, false, 1>);
+      return pick(swiglu_code_matrix_kernel<T, true, false, false, 1>,
+                  swiglu_code_matrix_kernel<T, false, false, false, 1>);
+    case kSwigluCodeSpans:
+      return pick(swiglu_code_matrix_kernel<T, true, false, true, 1>,
+                  swiglu_code_matrix_kernel<T, false, false, true, 1>);
     case kSwigluScaledCodeMatrix:
-      return pick(swiglu_code_matrix_kernel<T, true, true, 2>, swiglu_code_matrix_kernel<T, false, true, 2>);
-    case kSwigluSmallCodeMatrix:
-      return pick(swiglu_code_matrix_kernel<T, true, true, 1>, swiglu_code_matrix_kernel<T, false, true, 1>);
+      return pick(swiglu_code_matrix_kernel<T, true, true, false, 1>,
+                  swiglu_code_matrix_kernel<T, false, true, false, 1>);
+    case kSwigluScaledCodeSpans:
+      return pick(swiglu_code_matrix_kernel<T, true, true, true, 2>,
+                  swiglu_code_matrix_kernel<T, false, true, true, 2>);
     default:
       return pick(swiglu_code_row_kernel<T, true>, swiglu_code_row_kernel<T, false>);
   }

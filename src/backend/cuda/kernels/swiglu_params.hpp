@@ -25,8 +25,9 @@ enum SwigluWork {
   kSwigluLookup,                       // forward: SwigluPlan::is_expert_matrix with SwigluProblem::rows
   kSwigluLookupGradients,
   kSwigluCodeMatrix,        // forward to codes: SwigluPlan::is_matrix, without written scales
+  kSwigluCodeSpans,         // likewise, several rows for each thread
   kSwigluScaledCodeMatrix,  // forward to codes: SwigluPlan::is_matrix, with a scale for each group of a row
-  kSwigluSmallCodeMatrix,   // likewise, with one vector of a group for each thread instead of two
+  kSwigluScaledCodeSpans,   // likewise, two vectors of a group and any number of rows for each thread
   kSwigluCodeRows,          // forward to codes: SwigluPlan::is_matrix, with a scale for each row
   kSwigluExpertCodes,       // forward to codes: SwigluPlan::is_expert_matrix
   kSwigluRowCodes,          // forward to codes: SwigluPlan::is_expert_matrix without SwigluProblem::expert_rows

@@ -33,8 +33,9 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluFlatMatrixGradients:
       return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
     case kSwigluCodeMatrix:
+    case kSwigluCodeSpans:
     case kSwigluScaledCodeMatrix:
-    case kSwigluSmallCodeMatrix:
+    case kSwigluScaledCodeSpans:
     case kSwigluCodeRows:
       if constexpr (kSize == 2) {
         if (vector_elements == 8 && !variant.is_alternating && !has_options) return find_swiglu_code_kernel<T>(variant);
@@ -43,8 +44,7 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluExpertCodes:
     case kSwigluRowCodes:
       if constexpr (kSize == 2) {
-        const bool is_formula =
-            variant.formula == SwigluFormula::kPlain || variant.formula == SwigluFormula::kBiases;
+        const bool is_formula = variant.formula == SwigluFormula::kPlain || variant.formula == SwigluFormula::kBiases;
         if (vector_elements == 8 && !variant.is_alternating && is_formula) {
           return find_swiglu_expert_code_kernel<T>(variant);
         }
