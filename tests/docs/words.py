@@ -44,7 +44,7 @@ PHRASES = {
 
 # Files that are compared, quoted or generated.
 OTHERS = {"LICENSE", "tests/docs/words.py", "tests/mutation/survivors.txt", "tests/abi/v0.1/client.c",
-          "tests/abi/v0.1/rope/rope.h"}
+          "tests/abi/v0.1/rope/rope.h", "tests/abi/v0.2/client.c", "tests/abi/v0.2/rope/rope.h"}
 
 
 def c_comments(text):
