@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
         ups[i] = load_vector<Vector<T, 8>>(up + i * lanes * 16);
       }
       begin_dependent_launch();
-      // What the loads do not wait for.
+      // The loads do not wait for these.
       if (round == 0) {
         out = const_cast<char *>(row.find(params.out, params.out_stride));
         if (HasScales) scales = row.scales_offset(params) + codes.place_of_group(unit);
