@@ -328,7 +328,8 @@ bool choose_expert_codes(const SwigluProblem &problem, const DeviceInfo &device,
   }
   plan->vector_elements = static_cast<int>(elements);
   if (!choose_parts(problem, device, kSwigluExpertCodeBlocks, plan)) return false;
-  const bool is_plain = code_formula_of(problem) == SwigluFormula::kPlain && problem.rows.row_index == nullptr;
+  const bool is_plain = code_formula_of(problem) == SwigluFormula::kPlain && problem.rows.row_index == nullptr &&
+                        device.compute_capability >= kMinSwigluSpanCapability;
   plan->formula = is_plain ? SwigluFormula::kPlain : SwigluFormula::kBiases;
   plan->threads = kSwigluThreads;
   return true;
@@ -353,20 +354,21 @@ bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, 
   if (in.value() < kMaxVectorBytes || !has_code_vectors(problem)) return false;
   const int64_t vectors_per_row = columns / kElements;
   const int64_t vectors_per_multiprocessor = problem.num_elements() / kElements / device.multiprocessors;
+  const bool may_span = device.compute_capability >= kMinSwigluSpanCapability;
   plan->group_vectors = 1;
   if (codes.scales.is_present()) {
     if (codes.scales.groups * codes.group_elements != columns) return false;
     const bool is_large = vectors_per_multiprocessor > kMaxSwigluSmallCodeVectors;
     const int64_t vectors = codes.group_elements / kElements;
-    plan->group_vectors = (is_large && vectors > 1) || vectors > 32 ? 2 : 1;
+    plan->group_vectors = may_span && ((is_large && vectors > 1) || vectors > 32) ? 2 : 1;
     plan->has_code_rows =
         !find_group_lanes(codes.group_elements, plan->group_vectors * kElements, &plan->group_lanes_log2);
     if (plan->has_code_rows && codes.scales.groups != 1) return false;
   }
   const uint32_t span = codes.has_pairs() ? kSwigluCodePairSpan : kSwigluCodeSpan;
   const int64_t rows = last > 0 ? problem.shape[last - 1] : 1;
-  const bool may_have_span = plan->group_vectors == 2 || !codes.scales.is_present();
-  if (may_have_span && vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) {
+  const bool has_kernel = may_span && (plan->group_vectors == 2 || !codes.scales.is_present());
+  if (has_kernel && vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) {
     plan->rows_per_thread = span;
   }
   plan->is_matrix = true;

@@ -284,6 +284,7 @@ constexpr uint32_t kSwigluCodeThreads = 128;
 // Up to the first number of vectors for each multiprocessor, a thread has one vector of a group instead of two; above
 // the second one, it takes several rows. NVIDIA H100, 2026-11-27, with 1, 2, 4 and 8 rows: scales by 128 191.5, 192.6,
 // 196.1 and 198.3 us, codes of 4 bits 186.3, 177.8, 180.1 and 182.8.
+constexpr int kMinSwigluSpanCapability = 89;
 constexpr int64_t kMaxSwigluSmallCodeVectors = 1800;  // 869: 2.91 us against 3.10 with two vectors; 3475: 9.14, 8.24
 constexpr int64_t kMinSwigluCodeSpanVectors = 14000;  // 3475: 8.25 us against 8.37 with two rows
 constexpr uint32_t kSwigluCodeSpan = 2;

@@ -1178,6 +1178,25 @@ TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
   }
 }
 
+TEST_CASE("GPUs without an instruction for codes have one vector of one row for each thread", "[swiglu plan]") {
+  const rope::SwigluProblem matrix = compact_problem(ROPE_DTYPE_BF16, {8191, 14336}, false, 0, false,
+                                                     {kPlain, false, false, 0, false, 0, ROPE_DTYPE_F8_E4M3, 128});
+  const rope::SwigluProblem experts = compact_problem(ROPE_DTYPE_BF16, {8, 64, 2048}, false, 0, false,
+                                                      {kPlain, false, true, 0, false, 0, ROPE_DTYPE_F8_E4M3, 128});
+  for (const rope::DeviceInfo &device : kDevices) {
+    INFO("compute capability " << device.compute_capability);
+    const bool has_instruction = device.compute_capability >= 89;
+    rope::SwigluPlan plan;
+    REQUIRE(rope::plan_swiglu("swiglu_forward", matrix, device, &plan) == ROPE_STATUS_SUCCESS);
+    CHECK(plan.is_matrix);
+    CHECK(plan.group_vectors == (has_instruction ? 2 : 1));
+    CHECK(plan.rows_per_thread == (has_instruction ? 2 : 1));
+    REQUIRE(rope::plan_swiglu("swiglu_forward", experts, device, &plan) == ROPE_STATUS_SUCCESS);
+    CHECK(plan.is_expert_matrix);
+    CHECK(plan.formula == (has_instruction ? rope::SwigluFormula::kPlain : rope::SwigluFormula::kBiases));
+  }
+}
+
 // The kernel of experts computes with numbers of 32 bits.
 TEST_CASE("experts beyond 32 bits are taken element by element", "[swiglu plan]") {
   const auto is_expert_matrix = [](int64_t experts, int64_t rows, int64_t columns) {

@@ -8,6 +8,14 @@
 
 namespace rope {
 
+// Whether kernels that only save instructions have code for this GPU. Without an instruction that makes codes of 8 bits
+// it would be three times as long, and plans choose others below compute capability 8.9 (kMinSwigluSpanCapability).
+#if !defined(__CUDA_ARCH__) || defined(ROPE_HAS_FLOAT8_CONVERSION)
+constexpr bool kHasFurtherCodeKernels = true;
+#else
+constexpr bool kHasFurtherCodeKernels = false;
+#endif
+
 // Returns two codes, the first in the lowest byte.
 template <typename Float8>
 __device__ __forceinline__ uint32_t join_codes(float first, float second) {

@@ -75,6 +75,7 @@ template <typename T, bool IsPlain, bool HasScales, bool HasSpan, int kVectors>
 __global__ void __launch_bounds__(kSwigluCodeThreads)
     swiglu_code_matrix_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
   static_assert(sizeof(T) == 2, "");
+  if constexpr (HasSpan && !kHasFurtherCodeKernels) return;
   const SwigluCodes &codes = params.codes;
   const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x, lanes = HasScales ? 1u << params.lanes_log2 : 1;
   const DivmodResult at = params.units_per_row.divmod(HasScales ? index >> params.lanes_log2 : index);
