@@ -355,7 +355,6 @@ bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, 
   const int64_t vectors_per_row = columns / kElements;
   const int64_t vectors_per_multiprocessor = problem.num_elements() / kElements / device.multiprocessors;
   const bool may_span = device.compute_capability >= kMinSwigluSpanCapability;
-  plan->group_vectors = 1;
   if (codes.scales.is_present()) {
     if (codes.scales.groups * codes.group_elements != columns) return false;
     const bool is_large = vectors_per_multiprocessor > kMaxSwigluSmallCodeVectors;

@@ -40,7 +40,7 @@ struct SwigluPlan {
   bool is_flat;  // matrices backward: tensors of one short row, which the flat kernel processes
   bool is_expert_matrix;
   uint32_t group_lanes_log2;     // codes: lanes of a group with a written scale
-  uint32_t group_vectors;        // matrices to codes: vectors of each of these lanes; 1 without written scales
+  uint32_t group_vectors = 1;    // matrices to codes: vectors of each of these lanes
   bool has_code_rows;            // matrices to codes: a block processes a row, which has one scale
   bool begins_last;              // SwigluMatrixShape's
   uint32_t rows_per_thread = 1;  // more for matrices with biases or soft caps, and matrices to codes

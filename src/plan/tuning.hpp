@@ -281,12 +281,16 @@ constexpr int kSwigluMaxHalfVectorThreads = 300;  // for each multiprocessor: up
 constexpr uint32_t kSwigluPartVectors = 128;      // that a warp takes at a time of a row of an expert
 // For kernels of matrices that become codes. The next launch begins behind the loads: 1.11 us, at once 1.32.
 constexpr uint32_t kSwigluCodeThreads = 128;
-// Up to the first number of vectors for each multiprocessor, a thread has one vector of a group instead of two; above
-// the second one, it takes several rows. NVIDIA H100, 2026-11-27, with 1, 2, 4 and 8 rows: scales by 128 191.5, 192.6,
-// 196.1 and 198.3 us, codes of 4 bits 186.3, 177.8, 180.1 and 182.8.
+// Kernels of spans, whose threads have several rows and two vectors of a group, and those of plain experts, need an
+// instruction for codes of 8 bits.
 constexpr int kMinSwigluSpanCapability = 89;
-constexpr int64_t kMaxSwigluSmallCodeVectors = 1800;  // 869: 2.91 us against 3.10 with two vectors; 3475: 9.14, 8.24
-constexpr int64_t kMinSwigluCodeSpanVectors = 14000;  // 3475: 8.25 us against 8.37 with two rows
+// Up to so many vectors for each multiprocessor, a thread has one vector of a group instead of two. 869: 2.91 us against
+// 3.10 with two vectors; 3475: 9.14 and 8.24.
+constexpr int64_t kMaxSwigluSmallCodeVectors = 1800;
+// Above so many, a thread takes several rows. 3475: 8.25 us with one row, 8.37 with two. NVIDIA H100, 2026-11-27, with
+// 1, 2, 4 and 8 rows at 111 000: scales by 128 191.5, 192.6, 196.1 and 198.3 us, codes of 4 bits 186.3, 177.8, 180.1 and
+// 182.8. On an H200, which has more bandwidth, instructions limit the speed; the next two are for it.
+constexpr int64_t kMinSwigluCodeSpanVectors = 14000;
 constexpr uint32_t kSwigluCodeSpan = 2;
 constexpr uint32_t kSwigluCodePairSpan = 4;         // codes of 4 bits, whose arithmetic limits the speed
 constexpr uint32_t kMaxSwigluCodeRowThreads = 512;  // of a block of a row that has one scale

@@ -10,6 +10,7 @@
 #include <vector_types.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 
@@ -127,6 +128,10 @@ inline int __double2loint(double value) {
   std::memcpy(&bits, &value, sizeof bits);
   return static_cast<int>(static_cast<uint32_t>(bits));
 }
+[[noreturn]] inline void __trap() {
+  std::abort();
+}
+
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;
   uint32_t result = 0;

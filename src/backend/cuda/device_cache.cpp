@@ -79,7 +79,7 @@ cudaError_t find_device(int index, FoundDevice *device) {
   int major = 0, minor = 0;
   cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
-  device->info.compute_capability = major * 10 + minor;
+  device->info.compute_capability = capability_of_code(ROPE_CUDA_ARCHITECTURES, major * 10 + minor);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&device->info.multiprocessors, cudaDevAttrMultiProcessorCount, index);
   }

@@ -99,8 +99,8 @@ rope_status_t read_view(const char *function, const char *field, const rope_tens
   }
   if (size == 0) {
     return fail(ROPE_STATUS_INVALID_ARGUMENT,
-                "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2 or F8_E8M0", function,
-                field, tensor.dtype);
+                "%s: %s.dtype is %d: it must be F32, F16, BF16, F64, I32, I64, F8_E4M3, F8_E5M2%s", function, field,
+                tensor.dtype, may_be_pairs ? ", F8_E8M0 or F4_E2M1X2" : " or F8_E8M0");
   }
   *view = View{};
   view->data = static_cast<char *>(tensor.data);

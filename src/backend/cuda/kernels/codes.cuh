@@ -8,8 +8,8 @@
 
 namespace rope {
 
-// Whether kernels that only save instructions have code for this GPU. Without an instruction that makes codes of 8 bits
-// it would be three times as long, and plans choose others below compute capability 8.9 (kMinSwigluSpanCapability).
+// Whether the kernels of spans, and those of plain experts, are compiled for this architecture. Without an instruction
+// that makes codes of 8 bits they would be three times as long: below kMinSwigluSpanCapability plans choose others.
 #if !defined(__CUDA_ARCH__) || defined(ROPE_HAS_FLOAT8_CONVERSION)
 constexpr bool kHasFurtherCodeKernels = true;
 #else

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
     step_codes_kernel(const __grid_constant__ StepCodesParams<kCodes, kAngles> params) {
   constexpr bool kHasScales = kCodes != StepCodes::kStatic, kHasAll = kCodes == StepCodes::kAll;
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
-  // The others would need more registers and take up to 12 % longer for a few tokens.
+  // The others would take up to 14 % longer for a few tokens.
   constexpr bool kPrefetches = IsNormed || !kHasScales;
   using Angles = SharedAngles<V, IsInterleaved>;
   begin_dependent_launch();
@@ -221,7 +221,8 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   };
 #pragma unroll 1
   for (uint32_t turn = 0;;) {
-    // The lanes of a head prefetch its next token into L2, each one of its vectors: 64 bytes apart for 128 channels.
+    // The lanes of a head prefetch the head of the next token into L2, each one of its own vectors: one in each 64 bytes
+    // of a head of 128 channels.
     if (kPrefetches && turn < params.turns_that_prefetch && is_active && token + rows < params.num_tokens) {
       const auto chosen = static_cast<int32_t>((quarter < 4 ? 2 * number : number) % kVectorsOfCodes);
       prefetch(step(in, rows, tensor.in_token) + chosen * (params.to_high / 2));

@@ -255,6 +255,8 @@ __global__ void __launch_bounds__(kSwigluBlockThreads, swiglu_block_resident_thr
 #pragma unroll
   for (int output = 0; output < kOutputs; ++output) write_output(params, params.to[output], lanes, value[output]);
   clear_block_padding(params, lanes);
+#else
+  __trap();
 #endif
 }
 

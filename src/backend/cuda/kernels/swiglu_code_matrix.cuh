@@ -16,7 +16,7 @@
 // and once for the codes; the second time the inputs are in the caches.
 //
 // Both read two elements for every code that they write, and write a scale for each group. Rows that do not exist are
-// neither read nor written.
+// neither read nor written, except that the kernels clear the padding of scales in tiles.
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
@@ -40,13 +40,14 @@ struct CodeRow {
 
   // Returns how many rows of the matrix exist from this one on, at most `most`.
   __device__ __forceinline__ uint32_t count_rows(const SwigluCodeMatrixParams &params, uint32_t most) const {
-    int64_t end = params.rows;
+    uint32_t end = params.rows;
     if (params.rows_there != nullptr) {
       const int64_t entry = params.has_experts ? expert * params.rows_there_stride : 0;
-      end = read_integer(params.rows_there, params.is_rows_there_64_bit, entry);
+      const int64_t given = read_integer(params.rows_there, params.is_rows_there_64_bit, entry);
+      if (given < end) end = given < 0 ? 0 : static_cast<uint32_t>(given);
     }
-    const int64_t count = end - row;
-    return count < 0 ? 0 : count < most ? static_cast<uint32_t>(count) : most;
+    if (row >= end) return 0;
+    return end - row < most ? end - row : most;
   }
 
   __device__ __forceinline__ int64_t scales_offset(const SwigluCodeMatrixParams &params) const {
@@ -75,7 +76,7 @@ template <typename T, bool IsPlain, bool HasScales, bool HasSpan, int kVectors>
 __global__ void __launch_bounds__(kSwigluCodeThreads)
     swiglu_code_matrix_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
   static_assert(sizeof(T) == 2, "");
-  if constexpr (HasSpan && !kHasFurtherCodeKernels) return;
+  if constexpr (HasSpan && !kHasFurtherCodeKernels) __trap();
   const SwigluCodes &codes = params.codes;
   const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x, lanes = HasScales ? 1u << params.lanes_log2 : 1;
   const DivmodResult at = params.units_per_row.divmod(HasScales ? index >> params.lanes_log2 : index);
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
   wait_for_previous_launch();
   const bool is_inside = index < params.num_threads;
   const uint32_t rows_there = is_inside ? row.count_rows(params, HasSpan ? params.rows_per_thread : 1) : 0;
-  char *out = nullptr;
+  char *out = params.out;
   int64_t scales = 0;
   float given = 1, factor = 1, largest_of_all = 0;
   // All lanes of a warp take part in the shuffles, those of rows that do not exist with 0.

@@ -42,7 +42,7 @@ template <typename T, typename Walk, bool IsPlain>
 __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
     swiglu_expert_code_kernel(const __grid_constant__ SwigluExpertCodeParams params) {
   static_assert(sizeof(T) == 2, "");
-  if constexpr (IsPlain && !kHasFurtherCodeKernels) return;
+  if constexpr (IsPlain && !kHasFurtherCodeKernels) __trap();
   const SwigluCodes &codes = params.codes;
   begin_dependent_launch();
   wait_for_previous_launch();
