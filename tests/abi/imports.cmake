@@ -14,6 +14,7 @@ set(rules
   "src/api/info_api.cpp|            snprintf __v?snprintf_chk pthread_once"
   "src/core/|                       ceil exp fabs floor fma fmax fmin log nearbyint pow sqrt"
   "src/core/problem/status.cpp|     vsnprintf __vsnprintf_chk"
+  "src/plan/device_info.cpp|        (__isoc23_)?strtol atoi str(ncmp|c?spn)"
   "src/plan/explain.cpp|            snprintf __v?snprintf_chk"
   "src/backend/cpu/cpu_kernels|     erfc exp fma fmaf sqrt tanh"
   "src/backend/cpu/cpu_kernels.cpp| getenv strcmp"

@@ -668,7 +668,7 @@ TEST_CASE("codes of large matrices are those of their parts", "[swiglu][codes][f
       *input = workspace.tensor(ROPE_DTYPE_BF16, shape);
       workspace.fill_normal(*input);
     }
-    // Of the whole matrix, then of each part. A number above the matrix's rows stands for all of them.
+    // The number of rows of the whole matrix, then that of each part. A number above the rows stands for all of them.
     const rope_tensor_t counts = workspace.tensor(ROPE_DTYPE_I64, {shape[0] / kPart + 2});
     for (const auto &each : cases) {
       INFO("on " << device << ", codes " << each.code << ", groups of " << each.group << ", tiles " << each.has_tiles
