@@ -872,7 +872,8 @@ func TestTensorsStayInsideTheirSlices(t *testing.T) {
 }
 
 func TestPartsOfMemoryOfADevice(t *testing.T) {
-	for dtype, size := range map[Dtype]uintptr{F32: 4, F16: 2, BF16: 2, F64: 8, I32: 4, I64: 8, F8E4M3: 1, F8E5M2: 1} {
+	for dtype, size := range map[Dtype]uintptr{F32: 4, F16: 2, BF16: 2, F64: 8, I32: 4, I64: 8, F8E4M3: 1, F8E5M2: 1,
+		F8E8M0: 1, F4E2M1X2: 1} {
 		tensor := At(4096, dtype, 5, 3, 7)
 		if found := tensor.Narrow(0, 2, 1).Narrow(2, 4, 3).address; found != 4096+(2*3*7+4)*size {
 			t.Errorf("Narrow of dtype %v at %d", dtype, found)
@@ -1292,6 +1293,123 @@ func TestCodesOfGating(t *testing.T) {
 	if err := swiglu.Forward(args); !errors.As(err, &refusal) || !strings.Contains(refusal.Text, "scale_layout is -1") {
 		t.Errorf("an unknown layout: '%v'", err)
 	}
+}
+
+// rowsOfMagnitudes returns gate, up, their products, which are not 0, and the largest product. Rows have magnitudes of
+// their own.
+func rowsOfMagnitudes(width int) (gate, up, values []float32, largest float32) {
+	magnitudes := []float32{30, 1.7, 2e-3, 2e-4, 1e-6}
+	size := len(magnitudes) * width
+	given := numbers(2 * size)
+	gate, up, values = given[:size], given[size:], make([]float32, size)
+	for i := range gate {
+		gate[i] = float32(math.Abs(float64(gate[i]))+0.01) * magnitudes[i/width]
+		up[i] += float32(math.Copysign(0.01, float64(up[i])))
+		values[i] = gate[i] * up[i]
+	}
+	return gate, up, values, largestOf(values)
+}
+
+func largestOf(values []float32) (largest float32) {
+	for _, value := range values {
+		largest = float32(math.Max(float64(largest), math.Abs(float64(value))))
+	}
+	return
+}
+
+// bytesOf4Bits returns the codes of values * factor, the even channel in the low four bits. A code is that of the
+// nearest number, the even one of two, and at most 6.
+func bytesOf4Bits(values []float32, factor float32) []Float4E2M1X2 {
+	bytes := make([]Float4E2M1X2, len(values)/2)
+	for i, value := range values {
+		product := float64(value * factor)
+		nearest, least := 0, math.Inf(1)
+		for code, number := range []float64{0, 0.5, 1, 1.5, 2, 3, 4, 6} {
+			distance := math.Abs(number - math.Abs(product))
+			if distance < least || (distance == least && code%2 == 0) {
+				nearest, least = code, distance
+			}
+		}
+		if math.Signbit(product) {
+			nearest |= 8
+		}
+		bytes[i/2] |= Float4E2M1X2(nearest << (i % 2 * 4))
+	}
+	return bytes
+}
+
+func TestGatingToNVFP4(t *testing.T) {
+	const width, channels = 96, 16 // channels of a group
+	gate, up, values, largest := rowsOfMagnitudes(width)
+	rows := int64(len(gate) / width)
+	swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32, Activation: ActivationReglu})
+	must(t, err)
+	defer swiglu.Close()
+	// The factor that reaches the largest scale, one with scales that saturate, and none.
+	for _, factors := range [][]float32{{448 * 6 / largest}, {1e4}, nil} {
+		out, scales, amax := make([]Float4E2M1X2, len(gate)/2), make([]Float8E4M3, len(gate)/channels), []float32{0}
+		quant, factor := SwigluQuant{ScalesOut: Of(scales, rows, width/channels), AmaxOut: Of(amax, 1)}, float32(1)
+		if factors != nil {
+			quant.Scale, factor = Of(factors, 1), factors[0]
+		}
+		must(t, swiglu.Forward(SwigluArgs{Gate: Of(gate, rows, width), Up: Of(up, rows, width),
+			Out: Of(out, rows, width/2), Quant: &quant}))
+		if amax[0] != largest {
+			t.Errorf("amax is %v, the largest %v", amax, largest)
+		}
+		for i, found := range scales {
+			group := values[i*channels : (i+1)*channels]
+			quotient := largestOf(group) / 6
+			code, by := codeOf(factor*quotient, 3), float32(0)
+			if uint8(found) != code {
+				t.Fatalf("factor %v: scale %d is %#x instead of %#x", factors, i, found, code)
+			}
+			if code != 0 {
+				by = factor / float32(numberOf(code, 3))
+			}
+			bytes, wanted := out[i*channels/2:(i+1)*channels/2], bytesOf4Bits(group, by)
+			if !reflect.DeepEqual(bytes, wanted) {
+				t.Fatalf("factor %v: the codes of group %d are %#x instead of %#x", factors, i, bytes, wanted)
+			}
+		}
+	}
+}
+
+func TestGatingToMXFP4(t *testing.T) {
+	const width, channels = 96, 32 // channels of a group
+	gate, up, values, _ := rowsOfMagnitudes(width)
+	rows := int64(len(gate) / width)
+	swiglu, err := NewSwiglu(SwigluConfig{Device: CPU, Dtype: F32, Activation: ActivationReglu})
+	must(t, err)
+	defer swiglu.Close()
+	// The second of three parts of the output is written.
+	size := len(gate) / 2
+	out, scales := make([]Float4E2M1X2, 3*size), make([]Float8E8M0, len(gate)/channels)
+	args := SwigluArgs{Gate: Of(gate, rows, width), Up: Of(up, rows, width),
+		Out:   Of(out, 3*rows, width/2).Narrow(0, rows, rows),
+		Quant: &SwigluQuant{ScalesOut: Of(scales, rows, width/channels)}}
+	must(t, swiglu.Forward(args))
+	wanted := make([]Float4E2M1X2, size)
+	for i, found := range scales {
+		group := values[i*channels : (i+1)*channels]
+		exponent := -127
+		for 6*math.Ldexp(1, exponent) < float64(largestOf(group)) {
+			exponent++
+		}
+		if int(found) != exponent+127 {
+			t.Fatalf("scale %d is %d instead of %d", i, found, exponent+127)
+		}
+		copy(wanted[i*channels/2:], bytesOf4Bits(group, float32(math.Ldexp(1, -exponent))))
+	}
+	wanted = append(append(make([]Float4E2M1X2, size), wanted...), make([]Float4E2M1X2, size)...)
+	if !reflect.DeepEqual(out, wanted) {
+		t.Errorf("the codes are %#x instead of %#x", out, wanted)
+	}
+
+	args.Quant.Scale = Of([]float32{2}, 1)
+	refused(t, swiglu.Forward(args), "swiglu_forward: quant.scale")
+	args.Quant, args.Out = nil, Of(out, rows, width)
+	refused(t, swiglu.Forward(args), "swiglu_forward: out.shape[1] is 96:")
 }
 
 func TestGatingByColumn(t *testing.T) {

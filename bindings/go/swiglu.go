@@ -68,17 +68,24 @@ func (s *Swiglu) Close() {
 	runtime.SetFinalizer(s, nil)
 }
 
-// SwigluQuant is swiglu_quant_args_t: scales of an output of 8 bits, or of gradients, whose codes are x / scale.
+// SwigluQuant is swiglu_quant_args_t: scales of an output of 8 or 4 bits, or of gradients of 8 bits, whose codes are
+// x / scale.
 type SwigluQuant struct {
 	Flags uint32 // those of Quant
 	// For written scales: lower bound of a group's largest magnitude; 0: 1e-10 for F32, else none
 	ScaleFloor float64
-	Scale      Tensor // F32 [1], or [E] with experts, above 0; the zero Tensor: 1
-	// Written instead, F32 or F8E8M0: the first axes of Out (at least one, with experts two, and not all), then G, which
-	// may be split, [.., G/4, 4]. The scale of each of G groups of neighbouring elements of Out's other axes is (largest
-	// magnitude) / (largest number of Out's type).
+	// F32 [1], or [E] with experts, above 0; the zero Tensor: 1. With a ScalesOut of F8E4M3 it is the global factor g
+	// of those scales, as a rule 448 * 6 / (largest magnitude of the whole tensor).
+	Scale Tensor
+	// Written instead, F32 or F8E8M0: the first axes of Gate (at least one, with experts two, and not all), then G,
+	// which may be split, [.., G/4, 4]. The scale of each of G groups of neighbouring channels of Gate's other axes is
+	// (largest magnitude) / (largest number of Out's type). MXFP8 and MXFP4 have groups of 32 channels with scales of
+	// F8E8M0.
+	//
+	// With an Out of F4E2M1X2 also F8E4M3 (NVFP4, groups of 16): the scale is g * ((largest magnitude) / 6), and codes
+	// are x * (g / scale), with the factor g of Scale.
 	ScalesOut   Tensor
-	AmaxOut     Tensor // F32 [1]: raised to the largest magnitude that becomes 8 bits
+	AmaxOut     Tensor // F32 [1]: raised to the largest magnitude that becomes 8 or 4 bits
 	ScaleLayout ScaleLayout
 	// Backward: those of gradients of 8 bits, as ScalesOut is those of Out
 	GradGateScalesOut, GradUpScalesOut Tensor
@@ -101,9 +108,11 @@ type SwigluColumn struct {
 
 // SwigluArgs is swiglu_args_t, its groups, and the stream. An output may be exactly one of the inputs.
 type SwigluArgs struct {
-	Flags        uint32
-	Gate, Up     Tensor
-	Out          Tensor // forward: required without Column.Out, of the config's Dtype or of 8 bits; backward: the output again
+	Flags    uint32
+	Gate, Up Tensor
+	// Forward: required without Column.Out, of Gate's shape, and of the config's Dtype, of 8 bits, or of F4E2M1X2 with
+	// half of Gate's last axis. Backward: the output again
+	Out          Tensor
 	RowScale     Tensor
 	NumRows      Tensor
 	GradOut      Tensor // backward: required

@@ -18,9 +18,14 @@ const (
 	I32  Dtype = C.ROPE_DTYPE_I32 // positions only
 	I64  Dtype = C.ROPE_DTYPE_I64 // positions only
 
-	F8E4M3 Dtype = C.ROPE_DTYPE_F8_E4M3 // outputs and caches only; largest 448, NaN, no infinity
+	// Outputs and caches only, and written scales of F4E2M1X2; largest 448, NaN, no infinity
+	F8E4M3 Dtype = C.ROPE_DTYPE_F8_E4M3
 	F8E5M2 Dtype = C.ROPE_DTYPE_F8_E5M2 // outputs and caches only; largest 57344, NaN
 	F8E8M0 Dtype = C.ROPE_DTYPE_F8_E8M0 // written scales only; 2^(byte - 127), 255 is NaN
+
+	// SwiGLU's output only. An element is a byte of two neighbouring channels, and shape and strides count bytes. The
+	// largest number is 6, and NaN becomes 6 too.
+	F4E2M1X2 Dtype = C.ROPE_DTYPE_F4_E2M1X2
 )
 
 // Float16 holds the bits of an IEEE binary16 number.
@@ -38,9 +43,13 @@ type Float8E5M2 uint8
 // Float8E8M0 holds the exponent of a power of two in OCP's E8M0, plus 127.
 type Float8E8M0 uint8
 
+// Float4E2M1X2 holds the codes of two neighbouring channels in OCP's E2M1, that of the even channel in the low four
+// bits.
+type Float4E2M1X2 uint8
+
 // Element is the type of a slice's elements.
 type Element interface {
-	float32 | float64 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2 | Float8E8M0 | int32 | int64
+	float32 | float64 | Float16 | BFloat16 | Float8E4M3 | Float8E5M2 | Float8E8M0 | Float4E2M1X2 | int32 | int64
 }
 
 func dtypeOf[T Element]() Dtype {
@@ -60,6 +69,8 @@ func dtypeOf[T Element]() Dtype {
 		return F8E5M2
 	case Float8E8M0:
 		return F8E8M0
+	case Float4E2M1X2:
+		return F4E2M1X2
 	case int32:
 		return I32
 	default:
@@ -180,7 +191,7 @@ func (t *Tensor) isEmpty() bool {
 func (t *Tensor) advance(elements int64) {
 	size := int64(4)
 	switch t.dtype {
-	case F8E4M3, F8E5M2, F8E8M0:
+	case F8E4M3, F8E5M2, F8E8M0, F4E2M1X2:
 		size = 1
 	case F16, BF16:
 		size = 2

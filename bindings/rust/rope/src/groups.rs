@@ -307,7 +307,8 @@ impl<'a> Quant<'a> {
     }
 }
 
-/// Scales of SwiGLU's output and gradients of 8 bits, whose codes are x / scale; `swiglu_quant_args_t`.
+/// Scales of SwiGLU's output of 8 or 4 bits, and of its gradients of 8 bits, whose codes are x / scale;
+/// `swiglu_quant_args_t`.
 #[derive(Debug)]
 pub struct SwigluQuant<'a> {
     pub(crate) raw: sys::swiglu_quant_args_t,
@@ -331,15 +332,21 @@ impl<'a> SwigluQuant<'a> {
         SwigluQuant { raw, memory: PhantomData }
     }
 
-    /// `f32`, `[1]`, or `[E]` with experts, above 0. Not given: 1.
+    /// `f32`, `[1]`, or `[E]` with experts, above 0. Not given: 1. With scales in [`F8E4m3`](crate::F8E4m3) it is their
+    /// global factor g, as a rule 448 * 6 / (largest magnitude of the whole tensor).
     pub fn scale(mut self, scale: View<'a>) -> Self {
         self.raw.scale = scale.raw;
         self
     }
 
-    /// Written instead, in `f32` or [`F8E8m0`](crate::F8E8m0): the first axes of the output (at least one, with experts
-    /// two, and not all), then G, which may be split, `[.., G/4, 4]`. The scale of each of G groups of neighbouring
-    /// elements of the other axes is (largest magnitude) / (largest number of the type).
+    /// Written instead, in `f32` or [`F8E8m0`](crate::F8E8m0): the first axes of gate (at least one, with experts two,
+    /// and not all), then G, which may be split, `[.., G/4, 4]`. The scale of each of G groups of neighbouring channels
+    /// of gate's other axes is (largest magnitude) / (largest number of the output's type). MXFP8 and MXFP4 have groups
+    /// of 32 channels with scales in `F8E8m0`.
+    ///
+    /// With an output of [`F4E2m1x2`](crate::F4E2m1x2) also in [`F8E4m3`](crate::F8E4m3) (NVFP4, groups of 16): the
+    /// scale is g * ((largest magnitude) / 6), and codes are x * (g / scale), with the factor g of
+    /// [`scale`](SwigluQuant::scale).
     pub fn scales_out(mut self, scales: ViewMut<'a>) -> Self {
         self.raw.scales_out = scales.raw;
         self

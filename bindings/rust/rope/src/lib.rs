@@ -48,4 +48,4 @@ pub use groups::{Cache, Input, Norm, Quant, SwigluColumn, SwigluQuant};
 pub use rope_sys as sys;
 pub use rotary::{Args, Desc, DescBuilder, Operand};
 pub use swiglu::{Swiglu, SwigluArgs, SwigluBuilder};
-pub use view::{Bf16, Dtype, Element, F8E4m3, F8E5m2, F8E8m0, View, ViewMut, F16};
+pub use view::{Bf16, Dtype, Element, F4E2m1x2, F8E4m3, F8E5m2, F8E8m0, View, ViewMut, F16};

@@ -232,7 +232,8 @@ impl<'a> SwigluArgs<'a> {
         })
     }
 
-    /// Forward: the inputs gate and up, and a separate output.
+    /// Forward: the inputs gate and up, and a separate output. It has gate's shape, with
+    /// [`F4E2m1x2`](crate::F4E2m1x2) half of gate's last axis.
     pub fn forward(gate: View<'a>, up: View<'a>, out: ViewMut<'a>) -> Self {
         SwigluArgs::of(gate.raw, up.raw).out(out)
     }
@@ -341,7 +342,7 @@ impl<'a> SwigluArgs<'a> {
         self
     }
 
-    /// Scales of an output of 8 bits, or of gradients, which without them are not scaled.
+    /// Scales of an output of 8 or 4 bits, or of gradients, which without them are not scaled.
     pub fn quant(mut self, quant: SwigluQuant<'a>) -> Self {
         self.quant = Some(quant);
         self

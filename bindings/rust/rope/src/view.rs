@@ -16,12 +16,16 @@ pub enum Dtype {
     I32 = sys::ROPE_DTYPE_I32,
     /// Positions only.
     I64 = sys::ROPE_DTYPE_I64,
-    /// Outputs and caches only. The largest number is 448; there is NaN, but no infinity.
+    /// Outputs and caches only, and written scales of [`Dtype::F4E2m1x2`]. The largest number is 448; there is NaN, but
+    /// no infinity.
     F8E4m3 = sys::ROPE_DTYPE_F8_E4M3,
     /// Outputs and caches only. The largest number is 57344, which also replaces infinities; there is NaN.
     F8E5m2 = sys::ROPE_DTYPE_F8_E5M2,
     /// Written scales only: 2^(byte - 127), 255 is NaN.
     F8E8m0 = sys::ROPE_DTYPE_F8_E8M0,
+    /// SwiGLU's output only. An element is a byte of two neighbouring channels, and shape and strides count bytes. The
+    /// largest number is 6, which also replaces infinities and NaN.
+    F4E2m1x2 = sys::ROPE_DTYPE_F4_E2M1X2,
 }
 
 /// The bits of an IEEE binary16 number, for slices of whatever half-precision type a program uses.
@@ -48,6 +52,11 @@ pub struct F8E5m2(pub u8);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct F8E8m0(pub u8);
+
+/// The codes of two neighbouring channels in OCP's E2M1, that of the even channel in the low four bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct F4E2m1x2(pub u8);
 
 /// A type that slices of tensor elements may have.
 ///
@@ -78,6 +87,9 @@ unsafe impl Element for F8E5m2 {
 }
 unsafe impl Element for F8E8m0 {
     const DTYPE: Dtype = Dtype::F8E8m0;
+}
+unsafe impl Element for F4E2m1x2 {
+    const DTYPE: Dtype = Dtype::F4E2m1x2;
 }
 unsafe impl Element for i32 {
     const DTYPE: Dtype = Dtype::I32;

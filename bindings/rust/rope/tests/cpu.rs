@@ -1277,6 +1277,100 @@ fn codes_of_gating() {
     }
 }
 
+/// gate, up and the largest of their products, which are not 0. Rows have magnitudes of their own.
+fn rows_of_magnitudes(width: usize) -> (Vec<f32>, Vec<f32>, f32) {
+    let magnitudes = [30.0f32, 1.7, 2e-3, 2e-4, 1e-6];
+    let (mut gate, mut up, _) = rectified(magnitudes.len(), width);
+    gate.iter_mut().enumerate().for_each(|(i, x)| *x = (x.abs() + 0.1) / 30.0 * magnitudes[i / width]);
+    up.iter_mut().for_each(|x| *x += 0.01f32.copysign(*x));
+    let largest = gate.iter().zip(&up).map(|(g, u)| (g * u).abs()).fold(0.0, f32::max);
+    (gate, up, largest)
+}
+
+/// The code of 4 bits of the number nearest to x, the even one of two, and at most 6.
+fn code_of_4_bits(x: f32) -> u8 {
+    let distance = |code: u8| ([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code)] - x.abs().min(6.0)).abs();
+    let nearest = (0..8).min_by(|&a, &b| distance(a).partial_cmp(&distance(b)).unwrap().then((a & 1).cmp(&(b & 1))));
+    nearest.unwrap() | if x.is_sign_negative() { 8 } else { 0 }
+}
+
+/// The codes of gate * up * factor, the even channel in the low four bits.
+fn bytes_of_4_bits(gate: &[f32], up: &[f32], factor: f32) -> Vec<F4E2m1x2> {
+    let codes: Vec<u8> = gate.iter().zip(up).map(|(g, u)| code_of_4_bits(g * u * factor)).collect();
+    codes.chunks(2).map(|pair| F4E2m1x2(pair[0] | pair[1] << 4)).collect()
+}
+
+#[test]
+fn gating_to_nvfp4() {
+    const WIDTH: usize = 96;
+    const GROUP: usize = 16;
+    let (gate, up, largest) = rows_of_magnitudes(WIDTH);
+    let rows = gate.len() / WIDTH;
+    let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).activation(Activation::Reglu).build().unwrap();
+    let view = |data| View::new(data, &[rows, WIDTH]).unwrap();
+    // The factor that reaches the largest scale, one with scales that saturate, and none.
+    for given in [Some(448.0 * 6.0 / largest), Some(1e4), None] {
+        let factor = given.unwrap_or(1.0);
+        let (mut out, mut amax) = (vec![F4E2m1x2(0x99); gate.len() / 2], [0.0f32]);
+        let mut scales = vec![F8E4m3(9); gate.len() / GROUP];
+        let mut quant = SwigluQuant::new()
+            .scales_out(ViewMut::new(&mut scales, &[rows, WIDTH / GROUP]).unwrap())
+            .amax_out(ViewMut::new(&mut amax, &[1]).unwrap());
+        if given.is_some() {
+            quant = quant.scale(View::new(std::slice::from_ref(&factor), &[1]).unwrap());
+        }
+        let out_view = ViewMut::new(&mut out, &[rows, WIDTH / 2]).unwrap();
+        swiglu.forward(&mut SwigluArgs::forward(view(&gate), view(&up), out_view).quant(quant)).unwrap();
+
+        assert_eq!(amax, [largest]);
+        for (i, (gate, up)) in gate.chunks(GROUP).zip(up.chunks(GROUP)).enumerate() {
+            let of_group = gate.iter().zip(up).map(|(g, u)| (g * u).abs()).fold(0.0, f32::max);
+            let code = code_of((factor * (of_group / 6.0)).min(448.0), 3);
+            let scale = number_of(code, 3);
+            assert_eq!(scales[i].0, code, "group {i} with {given:?}");
+            let by = if scale == 0.0 { 0.0 } else { factor / scale };
+            let found = &out[i * GROUP / 2..][..GROUP / 2];
+            assert_eq!(found, bytes_of_4_bits(gate, up, by), "group {i} with {given:?}");
+        }
+    }
+}
+
+#[test]
+fn gating_to_mxfp4() {
+    const WIDTH: usize = 96;
+    const GROUP: usize = 32;
+    let (gate, up, _) = rows_of_magnitudes(WIDTH);
+    let rows = gate.len() / WIDTH;
+    let swiglu = Swiglu::builder(Device::Cpu, Dtype::F32).activation(Activation::Reglu).build().unwrap();
+    let view = |data| View::new(data, &[rows, WIDTH]).unwrap();
+    // The second of three parts of the output is written.
+    let size = gate.len() / 2;
+    let mut out = vec![F4E2m1x2(0x99); 3 * size];
+    let mut scales = vec![F8E8m0(9); gate.len() / GROUP];
+    let part = ViewMut::new(&mut out, &[3 * rows, WIDTH / 2]).unwrap().narrow(0, rows, rows).unwrap();
+    let quant = SwigluQuant::new().scales_out(ViewMut::new(&mut scales, &[rows, WIDTH / GROUP]).unwrap());
+    swiglu.forward(&mut SwigluArgs::forward(view(&gate), view(&up), part).quant(quant)).unwrap();
+
+    for (i, (gate, up)) in gate.chunks(GROUP).zip(up.chunks(GROUP)).enumerate() {
+        let largest = gate.iter().zip(up).map(|(g, u)| f64::from(g * u).abs()).fold(0.0, f64::max);
+        let exponent = (-127..=127).find(|&exponent| 6.0 * 2f64.powi(exponent) >= largest).unwrap();
+        assert_eq!(i32::from(scales[i].0), exponent + 127, "group {i}");
+        let found = &out[size + i * GROUP / 2..][..GROUP / 2];
+        assert_eq!(found, bytes_of_4_bits(gate, up, 2f32.powi(-exponent)), "group {i}");
+    }
+    assert!(out[..size].iter().chain(&out[2 * size..]).all(|&x| x == F4E2m1x2(0x99)));
+
+    let factor = [2.0f32];
+    let quant = SwigluQuant::new()
+        .scale(View::new(&factor, &[1]).unwrap())
+        .scales_out(ViewMut::new(&mut scales, &[rows, WIDTH / GROUP]).unwrap());
+    let part = ViewMut::new(&mut out[..size], &[rows, WIDTH / 2]).unwrap();
+    let mut args = SwigluArgs::forward(view(&gate), view(&up), part).quant(quant);
+    assert_refused(swiglu.forward(&mut args), Status::InvalidArgument, "quant.scale");
+    let mut args = SwigluArgs::forward(view(&gate), view(&up), ViewMut::new(&mut out, &[rows, WIDTH]).unwrap());
+    assert_refused(swiglu.forward(&mut args), Status::InvalidArgument, "out.shape[1] is 96:");
+}
+
 #[test]
 fn gating_by_column() {
     const ROWS: usize = 6;
