@@ -526,6 +526,106 @@ TEST_CASE("SwiGLU's options and experts of more than 2^31 elements", "[cuda][lar
   for (const GuardedArray *array : {&gate_up, &grads, &bias, &whole, &parts, &ups}) array->check_guards();
 }
 
+TEST_CASE("codes of SwiGLU of more than 2^31 elements", "[cuda][large][codes]") {
+  constexpr int64_t columns = 14336, rows = 149824, elements = rows * columns, step = 16384;
+  static_assert(elements > 2 * gibi && rows % 32 == 0 && step % 32 == 0, "");
+  constexpr int64_t codes = elements / 2, scales = elements / 32 / 2;  // in words; a scale of MXFP8 has a byte
+  need_device_memory(2 * (3 * elements + 6 * codes + 6 * scales + 15 * (4 * gibi / 1024)));
+  const GuardedArray gate(elements), up(elements), grad_out(elements);
+  gate.fill(1);
+  up.fill(2);
+  grad_out.fill(3);
+  // An output by row, one by column, and a second gradient, each with its scales; of one call, and of many.
+  struct Outputs {
+    GuardedArray by_row{codes}, by_column{codes}, second{codes};
+    GuardedArray row_scales{scales}, column_scales{scales}, second_scales{scales};
+  };
+  const Outputs whole, parts;
+  const DeviceMemory offsets(5 * 8);
+  const int64_t begins[] = {0, 1000, 1000, 140000, rows};
+  REQUIRE_CUDA(cudaMemcpy(offsets.data(), begins, sizeof begins, cudaMemcpyHostToDevice));
+  enum class Kind {
+    kStatic,
+    kGroups,
+    kExperts,
+    kColumns,
+    kGradients
+  };
+  const auto run_rows = [&](Kind kind, const Outputs &to, int64_t first, int64_t length) {
+    const auto values = [&](const GuardedArray &of) {
+      return narrow(compact(ROPE_DTYPE_BF16, of.data(), {rows, columns}), 0, first, length);
+    };
+    const auto coded = [&](const GuardedArray &of) {
+      return narrow(compact(ROPE_DTYPE_F8_E4M3, of.data(), {rows, columns}), 0, first, length);
+    };
+    const auto by_row = [&](const GuardedArray &of) {
+      return narrow(compact(ROPE_DTYPE_F8_E8M0, of.data(), {rows, columns / 32}), 0, first, length);
+    };
+    const auto by_column = [&](const GuardedArray &of) {
+      return narrow(compact(ROPE_DTYPE_F8_E8M0, of.data(), {rows / 32, columns}), 0, first / 32, length / 32);
+    };
+    swiglu_args_t args = swiglu_args();
+    swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+    swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+    swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+    args.gate = values(gate);
+    args.up = values(up);
+    args.quant = &quant;
+    if (kind == Kind::kGradients) {
+      args.grad_out = values(grad_out);
+      args.grad_gate = coded(to.by_row);
+      args.grad_up = coded(to.second);
+      quant.grad_gate_scales_out = by_row(to.row_scales);
+      quant.grad_up_scales_out = by_row(to.second_scales);
+      column.grad_gate = coded(to.by_column);
+      column.grad_gate_scales_out = by_column(to.column_scales);
+      args.column = &column;
+    } else {
+      args.out = coded(to.by_row);
+      if (kind != Kind::kStatic) quant.scales_out = by_row(to.row_scales);
+      if (kind == Kind::kColumns) {
+        column.out = coded(to.by_column);
+        column.scales_out = by_column(to.column_scales);
+        args.column = &column;
+      }
+      if (kind == Kind::kExperts) {
+        input.expert_offsets = compact(ROPE_DTYPE_I64, offsets.data(), {5});
+        args.input = &input;
+      }
+    }
+    const SwigluDesc desc = bf16_swiglu();
+    require_done(kind == Kind::kGradients ? swiglu_backward(desc.get(), &args, nullptr)
+                                          : swiglu_forward(desc.get(), &args, nullptr));
+  };
+  for (const Kind kind : {Kind::kStatic, Kind::kGroups, Kind::kExperts, Kind::kColumns, Kind::kGradients}) {
+    INFO("kind " << static_cast<int>(kind));
+    for (const Outputs *to : {&whole, &parts}) {
+      for (const GuardedArray *of :
+           {&to->by_row, &to->by_column, &to->second, &to->row_scales, &to->column_scales, &to->second_scales}) {
+        of->poison();
+      }
+    }
+    run_rows(kind, whole, 0, rows);
+    // All rows have experts, which change nothing without biases and scales of their own.
+    const Kind of_parts = kind == Kind::kExperts ? Kind::kGroups : kind;
+    for (int64_t row = 0; row < rows; row += step) run_rows(of_parts, parts, row, std::min(step, rows - row));
+    const bool has_last_row = whole.by_row.read(codes - 64, 64) != std::vector<uint16_t>(64, 0xFFFF);
+    CHECK(has_last_row);
+    check_same(whole.by_row, parts.by_row);
+    check_same(whole.by_column, parts.by_column);
+    check_same(whole.second, parts.second);
+    check_same(whole.row_scales, parts.row_scales);
+    check_same(whole.column_scales, parts.column_scales);
+    check_same(whole.second_scales, parts.second_scales);
+  }
+  for (const Outputs *to : {&whole, &parts}) {
+    for (const GuardedArray *of :
+         {&to->by_row, &to->by_column, &to->second, &to->row_scales, &to->column_scales, &to->second_scales}) {
+      of->check_guards();
+    }
+  }
+}
+
 TEST_CASE("SwiGLU of more than 2^32 elements, one by one", "[cuda][large]") {
   // Each column has its gate and each row its up, so that few inputs give elements that all differ.
   constexpr int64_t rows = 65551, columns = 65533, elements = rows * columns;
