@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// row_factor_tests.cpp - factors of a token, or of a token and head, that models apply to q and v
+// row_factor_tests.cpp - factors of a token, or of a token and head, that models apply to q, k and v
 //
 // Mistral rounds the products of its rotation to the data's type, librope does not. In both, a factor in the data's
 // type has that precision.
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "step_system.hpp"
+#include "support/random.hpp"
 
 using namespace systems;
 
@@ -182,5 +183,78 @@ TEST_CASE("MiMo V2: v times its scale, narrower than q and k", "[systems][step]"
       expect(outcome, v, arithmetic.scaled(read(qkv, v, k_heads * v_head_dim), v_scale.value({0})));
     }
     call.check(Direction::Forward);
+  }
+}
+
+// q * sqrt(D) / max(|q|, eps), with the eps of the type, and k likewise, times a learned temperature of its head; then
+// the first half of the channels is rotated. A norm with a tiny norm_eps has the same results for heads that are at
+// least as long as eps, and for zeros. Zaya rounds each of these results to the data's type, librope only the last one.
+TEST_CASE("Zaya: a temperature of each head of k, the same for all tokens", "[systems][step]") {
+  const int64_t heads = 4, k_heads = 3, head_dim = 128, rotary_dim = 64, max_position = 23;
+  for (rope_dtype_t dtype : serving) {
+    for (rope_dtype_t temp_dtype : {rope_dtype_t{ROPE_DTYPE_F32}, dtype}) {
+      for (bool is_flat : {false, true}) {
+        RopeCall call(dtype, head_dim);
+        Norm norm;
+        norm.eps = 1e-30L;
+        norm.fill(call.config);
+        call.config.layout = is_flat ? ROPE_LAYOUT_THD : ROPE_LAYOUT_BSHD;
+        call.config.rotary_dim = rotary_dim;
+        Random random(23);
+        // The heads of the second token are 0. The shortest of the others has about 1.4 times the length eps of BF16.
+        const auto value = [&](const Shape &at) -> Real {
+          return at[0] * seq + at[1] == 1 ? 0
+                                          : std::ldexp(random.normal(), -static_cast<int>((at[1] + 2 * at[2]) % 11));
+        };
+        const Array q = call.values(dtype, {batch, seq, heads, head_dim}, value);
+        const Array k = call.values(dtype, {batch, seq, k_heads, head_dim}, value);
+        const Array temp = call.table(temp_dtype, {k_heads});
+        const Array table = call.table(ROPE_DTYPE_F32, {max_position, rotary_dim});
+        const Array positions = call.positions(
+            ROPE_DTYPE_I64, {batch, seq}, [](const Shape &at) { return (at[0] * 5 + at[1] * 9 + 4) % max_position; });
+        const Shape tokens = is_flat ? Shape{batch * seq} : Shape{batch, seq};
+        const auto view = [&](const Array &array, const Shape &others) {
+          Shape shape = tokens;
+          shape.insert(shape.end(), others.begin(), others.end());
+          return array.as(shape);
+        };
+        const rope_norm_args_t norms = ROPE_NORM_ARGS_INIT;
+        rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+        input.k_row_factor = strided(temp, 0, is_flat ? Shape{batch * seq, k_heads} : Shape{batch, seq, k_heads},
+                                     is_flat ? Shape{0, 1} : Shape{0, 0, 1});
+        call.args.q = view(q, {heads, head_dim});
+        call.args.k = view(k, {k_heads, head_dim});
+        call.args.positions = view(positions, {});
+        call.args.norm = &norms;
+        call.args.input = &input;
+        take_cos_sin(call, table);
+        const auto expect_head = [&](Outcome &outcome, const Array &array, const Shape &at, Real factor) {
+          const int64_t first = array.at({at[0], at[1], at[2], 0});
+          const Row row = read(array, first, head_dim);
+          Real squares = 0;
+          for (const Range &x : row) squares += x.low * x.low;
+          const Real eps = oracle::ulp(dtype, 1);
+          factor *= std::sqrt(static_cast<Real>(head_dim)) / std::max(std::sqrt(squares), eps);
+          const Turn turn = turns_of(table, positions.integer({at[0], at[1]}));
+          const auto y = [&](int64_t c) { return row[static_cast<size_t>(c)].low * factor; };
+          // At most 16 roundings of fp32 lie between a term and the result.
+          const auto take = [&](int64_t c, Real a, Real b) {
+            const Real slack = 16 * 0x1p-24L * (std::fabs(a) + std::fabs(b));
+            outcome.push_back({first + c, {a + b - slack, a + b + slack}});
+          };
+          for (int64_t c = 0; c < rotary_dim / 2; ++c) {
+            const int64_t partner = c + rotary_dim / 2;
+            const Rotation by = turn(c);
+            take(c, y(c) * by.cos, -y(partner) * by.sin);
+            take(partner, y(c) * by.sin, y(partner) * by.cos);
+          }
+          for (int64_t c = rotary_dim; c < head_dim; ++c) take(c, y(c), 0);
+        };
+        Outcome &q_outcome = call.outcome(q), &k_outcome = call.outcome(k);
+        for_each({batch, seq, heads}, [&](const Shape &at) { expect_head(q_outcome, q, at, 1); });
+        for_each({batch, seq, k_heads}, [&](const Shape &at) { expect_head(k_outcome, k, at, temp.value({at[2]})); });
+        call.check(Direction::Forward);
+      }
+    }
   }
 }

@@ -105,9 +105,10 @@ class CodesCall {
   Outcomes outcomes_;
 };
 
-Range within_ulps(Real exact) {
+// `further` is the error of subnormal products of some factors.
+Range within_ulps(Real exact, Real further = 0) {
   if (exact == 0) return {exact, exact};  // a zero keeps its sign
-  const Real slack = 12 * oracle::ulp(ROPE_DTYPE_F32, exact);
+  const Real slack = 12 * oracle::ulp(ROPE_DTYPE_F32, exact) + further;
   return {exact - slack, exact + slack};
 }
 
@@ -122,7 +123,9 @@ Row products(const Array &x, Shape at, Real limit = HUGE_VALL, Real weight = 1) 
     const Real gate = std::min(x.value(at), limit);
     at.back() = d + c;
     const Real up = std::max(-limit, std::min(x.value(at), limit));
-    row.push_back(within_ulps(gate / (1 + std::exp(-gate)) * up * weight));
+    Real further = 4 * 0x1p-149L;
+    for (Real factor : {gate, up, weight}) further *= std::max(Real{1}, std::fabs(factor));
+    row.push_back(within_ulps(gate / (1 + std::exp(-gate)) * up * weight, further));
   }
   return row;
 }
@@ -633,51 +636,93 @@ void check_nvfp4(rope_dtype_t dtype, bool is_tiled) {
   });
 }
 
-// TileKernels' backward of tokens of experts: the gradients of gate and up, multiplied by the router's weight, cast in
-// groups of 128.
-void check_tile_kernels_backward(rope_dtype_t dtype, Real tolerated) {
-  const int64_t tokens = 31, d = 3 * block, groups = d / block;
-  CodesCall call(dtype);
-  const Arithmetic arithmetic(dtype);
-  call.config.limit = 10;
-  const Array x = call.packed({tokens, 2 * d}), grad = call.data(dtype, {tokens, d});
-  const Array weights = call.data(ROPE_DTYPE_F32, {tokens});
-  const Array codes[2] = {call.data(ROPE_DTYPE_F8_E4M3, {tokens, d}), call.data(ROPE_DTYPE_F8_E4M3, {tokens, d})};
-  const Array scales[2] = {call.data(ROPE_DTYPE_F32, {tokens, groups}), call.data(ROPE_DTYPE_F32, {tokens, groups})};
-  call.take(x, codes[0]);
-  call.direction = Direction::Backward;
-  call.args.out = {};
-  call.args.row_scale = weights.tensor();
-  call.args.grad_out = grad.tensor();
-  call.args.grad_gate = codes[0].tensor();
-  call.args.grad_up = codes[1].tensor();
-  call.quant.scale_floor = 1e-4;
-  call.quant.grad_gate_scales_out = scales[0].tensor();
-  call.quant.grad_up_scales_out = scales[1].tensor();
-  const auto rule = [](Real largest) { return single(held(largest, 1e-4L) / top); };
-  for (int which = 0; which < 2; ++which) {
-    Outcome &of_codes = call.outcome(codes[which]), &of_scales = call.outcome(scales[which]);
-    for (int64_t t = 0; t < tokens; ++t) {
-      const GradientRows rows = gradients(x, grad, t, 10, weights.value({t}));
-      expect_groups(
-          of_codes, codes[which].at({t, 0}), of_scales,
-          [&](int64_t g) {
-            return scales[which].at({t, g});
-          },
-          arithmetic.scaled_in_groups(which == 0 ? rows.gate : rows.up, groups, rule, CodeBy::Reciprocal));
+// TileKernels' cast: a code is x * (448 / amax), one rounding less than x * (1 / s). A power of two comes from the bits
+// of s.
+struct TileKernelsCast {
+  int64_t group_size;
+  bool is_power;
+  Real floor = 1e-4L;
+
+  Real scale(Real largest) const {
+    const Real scale = single(held(largest, floor) / top);
+    return is_power ? power_above(scale) : scale;
+  }
+  Real factor(Real largest) const { return is_power ? 1 / scale(largest) : single(top / held(largest, floor)); }
+
+  // Expects the codes and scales of a row, which begin at these elements.
+  void expect(Outcome &codes, int64_t first_code, Outcome &scales, int64_t first_scale, const Row &all) const {
+    const Arithmetic arithmetic(ROPE_DTYPE_F32);
+    for (int64_t begin = 0; begin < static_cast<int64_t>(all.size()); begin += group_size) {
+      const Row row(all.begin() + begin, all.begin() + begin + group_size);
+      const Range largest = largest_of(row);
+      scales.push_back({first_scale + begin / group_size, {scale(largest.low), scale(largest.high)}});
+      const Row least = arithmetic.scaled(row, factor(largest.high));
+      const Row most = arithmetic.scaled(row, factor(largest.low));
+      for (size_t c = 0; c < row.size(); ++c) {
+        codes.push_back({first_code + begin + static_cast<int64_t>(c),
+                         {std::min(least[c].low, most[c].low), std::max(least[c].high, most[c].high)}});
+      }
     }
+  }
+};
+
+// TileKernels' backward of rows that are sorted by expert, each from a token and one of its top experts: the gradients
+// of gate and up as codes, the weighted output again, and the gradient of each row's weight. A row of padding has the
+// index -1; TileKernels writes zeros there, librope does not write it.
+void check_tile_kernels_backward(rope_dtype_t dtype, const TileKernelsCast &cast, Real limit, Real tolerated) {
+  const int64_t tokens = 13, top_experts = 3, n = 31, d = 3 * block, groups = d / cast.group_size;
+  CodesCall call(dtype);
+  call.config.limit = std::isinf(limit) ? 0 : static_cast<double>(limit);
+  const Array x = call.packed({n, 2 * d}), grad = call.data(dtype, {n, d}), out = call.data(dtype, {n, d});
+  const Array weights = call.data(ROPE_DTYPE_F32, {tokens, top_experts});
+  const Array weight_grads = call.data(ROPE_DTYPE_F32, {n});
+  std::vector<int64_t> pos_to_token_topk;
+  for (int64_t t = 0; t < n; ++t) pos_to_token_topk.push_back(t % 8 == 7 ? -1 : t * 7 % (tokens * top_experts));
+  const Array index = call.counts(ROPE_DTYPE_I32, pos_to_token_topk);
+  // Gate and up lie side by side, as in x.
+  const Array codes = call.data(ROPE_DTYPE_F8_E4M3, {n, 2 * d}), scales = call.data(ROPE_DTYPE_F32, {n, 2 * groups});
+  call.take(x, out);
+  call.direction = Direction::Backward;
+  call.input.row_index = index.tensor();
+  call.args.input = &call.input;
+  call.args.row_scale = weights.as({tokens * top_experts});
+  call.args.grad_out = grad.tensor();
+  call.args.grad_gate = narrow(codes.tensor(), 1, 0, d);
+  call.args.grad_up = narrow(codes.tensor(), 1, d, d);
+  call.args.grad_row_scale = weight_grads.tensor();
+  call.quant.scale_floor = static_cast<double>(cast.floor);
+  call.quant.flags = cast.is_power ? ROPE_QUANT_FLAG_POWER_OF_TWO : 0;
+  call.quant.grad_gate_scales_out = narrow(scales.tensor(), 1, 0, groups);
+  call.quant.grad_up_scales_out = narrow(scales.tensor(), 1, groups, groups);
+  Outcome &of_codes = call.outcome(codes), &of_scales = call.outcome(scales), &of_out = call.outcome(out);
+  Outcome &of_weights = call.outcome(weight_grads);
+  for (int64_t t = 0; t < n; ++t) {
+    const int64_t at = pos_to_token_topk[static_cast<size_t>(t)];
+    if (at < 0) continue;
+    const Real weight = weights.value({at / top_experts, at % top_experts});
+    const GradientRows rows = gradients(x, grad, t, limit, weight);
+    cast.expect(of_codes, codes.at({t, 0}), of_scales, scales.at({t, 0}), rows.gate);
+    cast.expect(of_codes, codes.at({t, d}), of_scales, scales.at({t, groups}), rows.up);
+    expect(of_out, out.at({t, 0}), products(x, {t}, limit, weight));
+    const Row unweighted = products(x, {t}, limit);
+    Real sum = 0, size = 0;
+    for (int64_t c = 0; c < d; ++c) {
+      const Range product = unweighted[static_cast<size_t>(c)];
+      const Real term = grad.value({t, c}) * (product.low + product.high) / 2;
+      sum += term;
+      size += std::fabs(term);
+    }
+    const Real slack = size == 0 ? 0 : 12 * oracle::ulp(ROPE_DTYPE_F32, size);
+    of_weights.push_back({weight_grads.at({t}), {sum - slack, sum + slack}});
   }
   call.check(tolerated);
 }
 
-// TileKernels' cast of each row or of groups of 128: a code is x * (448 / amax), one rounding less than x * (1 / s).
-// Powers of two come from the bits of s. Tokens of experts are multiplied by their router's weights, gathered before
-// the call.
-void check_tile_kernels(rope_dtype_t dtype, int64_t group_size, bool is_power, Real floor, bool is_weighted,
-                        Real tolerated) {
-  const int64_t tokens = 31, d = 512, groups = d / group_size;
+// TileKernels' cast of each row or of groups of 128. Tokens of experts are multiplied by their router's weights,
+// gathered before the call.
+void check_tile_kernels(rope_dtype_t dtype, const TileKernelsCast &cast, bool is_weighted, Real tolerated) {
+  const int64_t tokens = 31, d = 512, groups = d / cast.group_size;
   CodesCall call(dtype);
-  const Arithmetic arithmetic(dtype);
   call.config.limit = 10;
   const Array x = call.packed({tokens, 2 * d}), out = call.data(ROPE_DTYPE_F8_E4M3, {tokens, d});
   const Array scales_out = call.data(ROPE_DTYPE_F32, {tokens, groups});
@@ -685,25 +730,13 @@ void check_tile_kernels(rope_dtype_t dtype, int64_t group_size, bool is_power, R
   call.take(x, out);
   if (is_weighted) call.args.row_scale = weights.tensor();
   call.quant.scales_out = scales_out.tensor();
-  call.quant.scale_floor = static_cast<double>(floor);
-  call.quant.flags = is_power ? ROPE_QUANT_FLAG_POWER_OF_TWO : 0;
-  const auto rule = [&](Real largest) {
-    const Real scale = single(held(largest, floor) / top);
-    return is_power ? power_above(scale) : scale;
-  };
-  const auto factor = [&](Real largest) { return is_power ? 1 / rule(largest) : single(top / held(largest, floor)); };
+  call.quant.scale_floor = static_cast<double>(cast.floor);
+  call.quant.flags = cast.is_power ? ROPE_QUANT_FLAG_POWER_OF_TWO : 0;
   Outcome &codes = call.outcome(out), &scales = call.outcome(scales_out);
-  for_each({tokens, groups}, [&](const Shape &at) {
-    const Row all = products(x, {at[0]}, 10, is_weighted ? weights.value({at[0]}) : 1);
-    const Row row(all.begin() + at[1] * group_size, all.begin() + (at[1] + 1) * group_size);
-    const Range largest = largest_of(row);
-    scales.push_back({scales_out.at(at), {rule(largest.low), rule(largest.high)}});
-    const Row least = arithmetic.scaled(row, factor(largest.high)), most = arithmetic.scaled(row, factor(largest.low));
-    for (size_t c = 0; c < row.size(); ++c) {
-      codes.push_back({out.at({at[0], at[1] * group_size + static_cast<int64_t>(c)}),
-                       {std::min(least[c].low, most[c].low), std::max(least[c].high, most[c].high)}});
-    }
-  });
+  for (int64_t t = 0; t < tokens; ++t) {
+    cast.expect(codes, out.at({t, 0}), scales, scales_out.at({t, 0}),
+                products(x, {t}, 10, is_weighted ? weights.value({t}) : 1));
+  }
   call.check(tolerated);
 }
 
@@ -798,8 +831,16 @@ TEST_CASE("vLLM silu_and_mul_nvfp4_quant, flashinfer silu_and_mul_nvfp4_quantize
   }
 }
 
-TEST_CASE("TileKernels swiglu_backward_and_per_token_cast: gradients in groups of 128", "[systems][swiglu][codes]") {
-  for (rope_dtype_t dtype : serving) check_tile_kernels_backward(dtype, 0.0002L);
+TEST_CASE("TileKernels swiglu_backward_and_per_token_cast: coded gradients, the output, gradients of the weights",
+          "[systems][swiglu][codes]") {
+  for (rope_dtype_t dtype : serving) {
+    for (int64_t group_size : {block, block / 4}) {
+      for (Real limit : {HUGE_VALL, 10.0L}) {
+        check_tile_kernels_backward(dtype, {group_size, false}, limit, 0.0002L);
+        check_tile_kernels_backward(dtype, {group_size, true}, limit, 0);
+      }
+    }
+  }
 }
 
 TEST_CASE("TileKernels swiglu_forward_and_per_token_cast: rows and groups of 128, weights of the router",
@@ -807,10 +848,10 @@ TEST_CASE("TileKernels swiglu_forward_and_per_token_cast: rows and groups of 128
   for (rope_dtype_t dtype : serving) {
     for (int64_t group_size : {block, int64_t{512}}) {
       for (bool is_weighted : {false, true}) {
-        check_tile_kernels(dtype, group_size, false, 1e-4L, is_weighted, 0.0002L);
-        check_tile_kernels(dtype, group_size, true, 1e-4L, is_weighted, 0);
+        check_tile_kernels(dtype, {group_size, false}, is_weighted, 0.0002L);
+        check_tile_kernels(dtype, {group_size, true}, is_weighted, 0);
       }
     }
-    check_tile_kernels(dtype, block, false, 0.5L, true, 0.0002L);
+    check_tile_kernels(dtype, {block, false, 0.5L}, true, 0.0002L);
   }
 }
