@@ -1888,7 +1888,7 @@ TEST_CASE("ROPE_FLAG_ACCUMULATE adds to outputs of their own, in backward alone"
   }
 }
 
-TEST_CASE("what gradients of norms need, and what does not fit them, is said by name", "[errors][step]") {
+TEST_CASE("errors name the tensor that gradients of norms need, or that does not fit them", "[errors][step]") {
   using R = RopeRequest;
   const RopeMisuse misuses[] = {
       {"q_in absent", invalid, "norm.q_in", "absent", [](R &r) { r.use_gradients().q_in = {}; }},

@@ -252,7 +252,7 @@ TEST_CASE("tables with any strides", "[rope][fill tables]") {
   }
 }
 
-TEST_CASE("cos and sin side by side and in turns", "[rope][fill tables]") {
+TEST_CASE("cos and sin side by side and alternating", "[rope][fill tables]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const bool is_alternating : {false, true}) {
       for (const Device &device : devices()) {

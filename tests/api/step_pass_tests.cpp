@@ -157,7 +157,7 @@ TEST_CASE("heads in pieces whose outputs and caches have 8 bits", "[rope][step][
 }
 
 // Five pieces: two of q, two of k, and v.
-TEST_CASE("heads of which a part is turned, with codes", "[rope][step][quant][sanitize]") {
+TEST_CASE("heads with a turned part and a part that is not, with codes", "[rope][step][quant][sanitize]") {
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
     for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
       for (const bool is_behind : {false, true}) {

@@ -439,7 +439,7 @@ TEST_CASE("a chain of programmatic calls gives the bits of calls one at a time",
   }
 }
 
-TEST_CASE("calls with and without the flag may take turns", "[cuda][programmatic]") {
+TEST_CASE("calls with and without the flag may alternate", "[cuda][programmatic]") {
   need_device_memory(int64_t{2} << 30);
   for (const Setup &setup : all_setups()) {
     INFO(setup.describe());

@@ -4,8 +4,9 @@
 
 usage: words.py [FILE...]
 
-Checks the comments of sources and scripts, the docstrings of Python and the prose of *.md files, or only those of the
-given files. PHRASES has each phrase with the wording to use instead. Fails with one line for each phrase found."""
+Checks the comments of sources and scripts, the titles of C++ tests, the docstrings of Python and the prose of *.md
+files, or only those of the given files. PHRASES has each phrase with the wording to use instead. Fails with one line
+for each phrase found."""
 import ast
 import io
 import re
@@ -58,6 +59,17 @@ def c_comments(text):
             found.append((text.count("\n", 0, match.start()) + 1, match.start() - begin,
                           not text[begin: match.start()].strip(), comment))
     return joined(found, r"^(?://[/!]?|/\*+!?| ?\*/?)|\*/$")
+
+
+def test_titles(text):
+    """(line, text) of the title of each Catch2 test. A title, like a heading, is not the beginning of a sentence."""
+    titles = re.finditer(r'^(?:TEMPLATE_)?TEST_CASE\(\s*((?:"[^"\n]*"\s*)+)', text, flags=re.MULTILINE)
+    return [(text.count("\n", 0, match.start(1)) + 1, "| " + re.sub(r'"\s*"|"\s*', "", match.group(1)))
+            for match in titles]
+
+
+def cpp_texts(text):
+    return c_comments(text) + test_titles(text)
 
 
 def hash_comments(text):
@@ -117,7 +129,8 @@ def prose(text):
 
 READERS = {"md": prose, "py": python_comments, "cmake": hash_comments, "txt": hash_comments, "toml": hash_comments,
            "yml": hash_comments, "in": hash_comments, "": hash_comments}
-READERS.update(dict.fromkeys("c cpp cu cuh go h hpp rs".split(), c_comments))
+READERS.update(dict.fromkeys("c go h rs".split(), c_comments))
+READERS.update(dict.fromkeys("cpp cu cuh hpp".split(), cpp_texts))
 
 
 def sources():

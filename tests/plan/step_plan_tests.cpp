@@ -374,7 +374,7 @@ rotation, outputs of E4M3, written scales BF16: --lrlllll-- --lrlllll--
 )");
 }
 
-TEST_CASE("steps with codes of heads of which a part is turned", "[step plan]") {
+TEST_CASE("steps with codes of heads with a turned part and a part that is not", "[step plan]") {
   Scene scene;
   const auto letter_with = [&](int64_t tokens, auto change) {
     make_step(kCodeWorks[0], ROPE_DTYPE_BF16, ROPE_LAYOUT_THD, {tokens, {8, 2, 2}, 128}, &scene);

@@ -69,7 +69,7 @@ TEST_CASE("a struct of this version is copied", "[import]") {
   CHECK(result.message.empty());
 }
 
-TEST_CASE("what an older caller does not know is zero", "[import]") {
+TEST_CASE("members that an older caller lacks are zero", "[import]") {
   for (uint32_t size = kFirstSize; size < sizeof(Known); ++size) {
     const Result result = import(caller_struct(size, size).data());
     INFO("size " << size);

@@ -279,7 +279,7 @@ TEST_CASE("an expanded input stays apart", "[swiglu problem]") {
   CHECK(checked_problem(call).ndim == 1);
 }
 
-TEST_CASE("a gradient that is not wanted does not count", "[swiglu problem]") {
+TEST_CASE("an absent gradient does not count", "[swiglu problem]") {
   Call call = compact_call({6, 8});
   call.is_backward = true;
   call.out[1] = {1, 6};

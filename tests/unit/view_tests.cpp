@@ -288,7 +288,7 @@ TEST_CASE("strides that leave the address space are refused", "[views]") {
   CHECK(refuses(fake_tensor(2048, ROPE_DTYPE_F32, {4, 5}, {-256, 1})));
 }
 
-TEST_CASE("a view knows the addresses of its bytes", "[views]") {
+TEST_CASE("a view has the addresses of its bytes", "[views]") {
   const rope::View view = view_of({3, 4, 5}, {-100, 7, 30});
   CHECK(view.begin == kBase - 200 * 4);
   CHECK(view.end == kBase + (3 * 7 + 4 * 30 + 1) * 4);
