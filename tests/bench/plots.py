@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the results of peers.py: NAME.png, shares of a copy's rate, and NAME-decode.png, times of decode.
+"""Draws the results of peers.py, of plain calls or of the step: NAME.png, shares of a copy's rate, and
+NAME-decode.png, times of decode.
 
 usage: plots.py NAME.json [--check]
 
@@ -36,6 +37,17 @@ THROUGHPUT = {
 }
 DECODE = {f"{operation}/llama3-8b/decode-{tokens}/bf16": f"{label}, {tokens} token{'s' if tokens > 1 else ''}"
           for operation, label in (("rope", "RoPE"), ("swiglu", "SwiGLU")) for tokens in (1, 8, 64, 256)}
+STEP_THROUGHPUT = {
+    "step/norm-rope/32+8/half/bf16": "norm, rotation, 32 + 8 heads",
+    "step/norm-rope/64+8/half/bf16": "norm, rotation, 64 + 8 heads",
+    "step/rope-cache/32+8+8/half/nhd-i64/bf16": "rotation, cache, 32 + 8 + 8 heads",
+    "step/rope-cache/64+8+8/half/nhd-i64/bf16": "rotation, cache, 64 + 8 + 8 heads",
+    "step/norm-rope-cache/32+8+8/half/nhd-i64/bf16": "norm, rotation, cache, 32 + 8 + 8 heads",
+}
+STEP_DECODE = {f"step/{work}/decode-{tokens}/bf16": f"{label}, {tokens} token{'s' if tokens > 1 else ''}"
+               for work, label, sizes in (("norm-rope", "norm, rotation", (1, 8, 64, 256)),
+                                          ("rope-cache", "rotation, cache", (1, 8, 64, 256)),
+                                          ("norm-rope-cache", "norm, rotation, cache", (8, 256))) for tokens in sizes}
 OWN = "librope"
 OWN_PROGRAMMATIC = "librope, programmatic launch"
 KEY = "Figures"  # of the digest, in the pictures
@@ -72,15 +84,17 @@ def share(row, measured):
 
 def pictures(document):
     """The end of a file's name -> the picture's contents."""
+    is_step = document["workloads"][0]["workload"].startswith("step/")
     shares = [(label, {name: value for name, value in best.items() if name != OWN_PROGRAMMATIC})
-              for label, best in bars(document, THROUGHPUT, share, max)]
-    times = bars(document, DECODE, lambda row, _: row["us"]["median"], min)
+              for label, best in bars(document, STEP_THROUGHPUT if is_step else THROUGHPUT, share, max)]
+    times = bars(document, STEP_DECODE if is_step else DECODE, lambda row, _: row["us"]["median"], min)
     where = f"{document['gpu']}, {document['date'][:10]}"
+    prefill = f"The step, 16 384 tokens, {where}" if is_step else where
     return {
-        "": {"groups": shares, "best": "max", "limit": 1.3, "line": 1, "title": f"{where}. Longer is faster.",
+        "": {"groups": shares, "best": "max", "limit": 1.3, "line": 1, "title": f"{prefill}. Longer is faster.",
              "axis": "share of the rate of a copy of the same bytes"},
         "-decode": {"groups": times, "best": "min", "limit": 9, "line": None,
-                    "title": f"Decode of Llama-3-8B, {where}. Shorter is faster.",
+                    "title": f"Decode of {'the step' if is_step else 'Llama-3-8B'}, {where}. Shorter is faster.",
                     "axis": "microseconds for a call in a CUDA graph"},
     }
 
