@@ -410,6 +410,25 @@ TEST_CASE("steps with codes of heads with a turned part and a part that is not",
   CHECK(letter_with(1, [&] { scene.step.tensor[1].scale.head_stride = int64_t{1} << 40; }) == '-');
 }
 
+TEST_CASE("long launches of heads in one part prefetch before each turn but the last if they make codes",
+          "[step plan]") {
+  Scene scene;
+  const auto plan_of = [&](const Work &work, int64_t tokens, bool has_parts) {
+    make_step(work, ROPE_DTYPE_BF16, ROPE_LAYOUT_THD, {tokens, {32, 8, 8}, 128}, &scene);
+    scene.step.has_parts = has_parts;
+    rope::RopePlan plan = {};
+    REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+    REQUIRE(plan.step.kernel == rope::StepKernel::kLong);
+    return plan;
+  };
+  const rope::RopePlan plan = plan_of(kCodeWorks[0], 16384, false);
+  CHECK(plan.heads.turns > 1);
+  CHECK(plan.heads.turns_that_prefetch == plan.heads.turns - 1);
+  CHECK(plan_of(kCodeWorks[0], 512, false).heads.turns_that_prefetch == 0);
+  CHECK(plan_of(kCodeWorks[0], 16384, true).heads.turns_that_prefetch == 0);
+  CHECK(plan_of(kWorks[0], 16384, false).heads.turns_that_prefetch == 0);
+}
+
 // Backward of q and k through norms with a separate input, with `runs` runs for the sums of q's weights and of k's.
 void make_gradient(const Work &work, rope_dtype_t dtype, const StepSizes &sizes, int64_t q_runs, int64_t k_runs,
                    Scene *scene) {
