@@ -2944,6 +2944,17 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.column_scales() = r.workspace.tensor(ROPE_DTYPE_F8_E8M0, {128, 4});
        },
        Where::Forward},
+      {"scales by column in tiles of rows without padding", invalid, "column.scales_out", "[5, 4]",
+       [](R &r) {
+         for (rope_tensor_t *each : {&r.args.gate, &r.args.up, &r.args.out, &r.args.grad_out, &r.args.grad_gate,
+                                     &r.args.grad_up}) {
+           if (each->ndim != 0) *each = r.tensor({32, 5});
+         }
+         r.columns().scale_layout = SWIGLU_SCALE_LAYOUT_128X4;
+         r.column_out() = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {32, 5});
+         r.column_scales() = r.workspace.tensor(ROPE_DTYPE_F8_E8M0, {5, 4});
+       },
+       Where::Forward},
       {"column.amax_out of F64", invalid, "column.amax_out", "F64",
        [](R &r) { r.columns().amax_out = r.workspace.tensor(ROPE_DTYPE_F64, {1}); }},
       {"column.amax_out of two", invalid, "column.amax_out", "[2]",
@@ -3058,6 +3069,11 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.codes().scales_out = r.tensor({3, 10});
        },
        Where::Forward},
+      {"quant.scales_out of no groups", invalid, "quant.scales_out", "[3, 0]",
+       [](R &r) {
+         r.codes().scales_out = r.tensor({3, 0});
+       },
+       Where::Forward},
       {"quant.scales_out of one axis", invalid, "quant.scales_out", "[1]",
        [](R &r) { r.codes().scales_out = r.tensor({1}); }, Where::Forward},
       {"quant.scales_out of all axes", invalid, "quant.scales_out", "[3, 5, 1]",
@@ -3090,7 +3106,7 @@ std::vector<SwigluMisuse> misused_swiglu_args() {
          r.quants().scales_out = r.tensor({3, 1});
        },
        Where::Forward},
-      {"quant.scale of two experts of three", invalid, "quant.scale", "[2]",
+      {"quant.scale of two experts of three", invalid, "quant.scale", "[2]: it must be [1], or [E] with a scale",
        [](R &r) {
          r.experts();
          r.args.out = r.workspace.tensor(ROPE_DTYPE_F8_E4M3, {3, 2, 5});
@@ -3489,7 +3505,7 @@ TEST_CASE("the misuses have names of their own, and are many", "[errors]") {
   add("swiglu_desc_create", misused_swiglu_configs());
   add("swiglu_forward and swiglu_backward", misused_swiglu_args());
   INFO(count << " misuses by name");
-  CHECK(count >= 755);
+  CHECK(count >= 757);
 }
 
 TEST_CASE("misused SwiGLU configs", "[errors]") {

@@ -42,6 +42,7 @@ struct CodesCase {
   int64_t groups = 2;  // groups of a row
   bool is_split = false;
   bool has_amax = false;
+  double amax_before = 0.25;  // the call
   Placement out_placement;
   Placement scale_placement;
   int64_t num_rows = -1;
@@ -283,7 +284,7 @@ void CodesCase::check() const {
   }
   if (has_amax) {
     scene.amax = workspace.tensor(ROPE_DTYPE_F32, {1});
-    workspace.fill(scene.amax, [](const Index &) { return Real{0.25L}; });
+    workspace.fill(scene.amax, [&](const Index &) { return static_cast<Real>(amax_before); });
   }
   if (num_rows >= 0) {
     scene.num_rows = workspace.tensor(ROPE_DTYPE_I32, {1});
@@ -601,6 +602,9 @@ TEST_CASE("SwiGLU to codes of zeros, infinities and NaN, floors of scales", "[sw
     codes.has_amax = true;
     codes.is_zero = true;
     codes.check();
+    codes.amax_before = 0;  // and stays 0
+    codes.check();
+    codes.amax_before = 0.25;
     codes.is_zero = false;
     codes.floor = 1000;
     codes.check();
