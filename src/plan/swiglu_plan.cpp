@@ -366,7 +366,7 @@ bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, 
   }
   const uint32_t span = codes.has_pairs() ? kSwigluCodePairSpan : kSwigluCodeSpan;
   const int64_t rows = last > 0 ? problem.shape[last - 1] : 1;
-  const bool has_kernel = may_span && (plan->group_vectors == 2 || !codes.scales.is_present());
+  const bool has_kernel = may_span && !plan->has_code_rows && (plan->group_vectors == 2 || !codes.scales.is_present());
   if (has_kernel && vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) {
     plan->rows_per_thread = span;
   }
@@ -377,7 +377,6 @@ bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, 
   plan->num_vectors = problem.num_elements() / kElements;
   plan->threads = kSwigluCodeThreads;
   if (plan->has_code_rows) {
-    plan->rows_per_thread = 1;
     const uint32_t threads = round_up_to_warps(static_cast<uint32_t>((vectors_per_row - 1) / kVectorsOfCodeRow + 1));
     plan->threads = threads < kMaxSwigluCodeRowThreads ? threads : kMaxSwigluCodeRowThreads;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -539,6 +540,7 @@ TEST_CASE("codes of SwiGLU of more than 2^31 elements", "[cuda][large][codes]") 
   struct Outputs {
     GuardedArray by_row{codes}, by_column{codes}, second{codes};
     GuardedArray row_scales{scales}, column_scales{scales}, second_scales{scales};
+    const GuardedArray *all[6] = {&by_row, &by_column, &second, &row_scales, &column_scales, &second_scales};
   };
   const Outputs whole, parts;
   const DeviceMemory offsets(5 * 8);
@@ -600,10 +602,7 @@ TEST_CASE("codes of SwiGLU of more than 2^31 elements", "[cuda][large][codes]") 
   for (const Kind kind : {Kind::kStatic, Kind::kGroups, Kind::kExperts, Kind::kColumns, Kind::kGradients}) {
     INFO("kind " << static_cast<int>(kind));
     for (const Outputs *to : {&whole, &parts}) {
-      for (const GuardedArray *of :
-           {&to->by_row, &to->by_column, &to->second, &to->row_scales, &to->column_scales, &to->second_scales}) {
-        of->poison();
-      }
+      for (const GuardedArray *of : to->all) of->poison();
     }
     run_rows(kind, whole, 0, rows);
     // All rows have experts, which change nothing without biases and scales of their own.
@@ -611,18 +610,10 @@ TEST_CASE("codes of SwiGLU of more than 2^31 elements", "[cuda][large][codes]") 
     for (int64_t row = 0; row < rows; row += step) run_rows(of_parts, parts, row, std::min(step, rows - row));
     const bool has_last_row = whole.by_row.read(codes - 64, 64) != std::vector<uint16_t>(64, 0xFFFF);
     CHECK(has_last_row);
-    check_same(whole.by_row, parts.by_row);
-    check_same(whole.by_column, parts.by_column);
-    check_same(whole.second, parts.second);
-    check_same(whole.row_scales, parts.row_scales);
-    check_same(whole.column_scales, parts.column_scales);
-    check_same(whole.second_scales, parts.second_scales);
+    for (size_t i = 0; i < std::size(whole.all); ++i) check_same(*whole.all[i], *parts.all[i]);
   }
   for (const Outputs *to : {&whole, &parts}) {
-    for (const GuardedArray *of :
-         {&to->by_row, &to->by_column, &to->second, &to->row_scales, &to->column_scales, &to->second_scales}) {
-      of->check_guards();
-    }
+    for (const GuardedArray *of : to->all) of->check_guards();
   }
 }
 

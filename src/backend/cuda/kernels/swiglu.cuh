@@ -244,20 +244,16 @@ __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_con
 template <typename T, int V, bool IsAlternating>
 const void *find_swiglu_vector_kernel(SwigluVariant variant) {
   constexpr bool kPlain = sizeof(T) < sizeof(double);
-  const auto pick = [&](auto plain, auto general) {
-    const bool is_plain = variant.formula == SwigluFormula::kPlain;
-    return is_plain ? reinterpret_cast<const void *>(plain) : reinterpret_cast<const void *>(general);
-  };
   switch (variant.work) {
     case kSwigluForward:
-      return pick(swiglu_kernel<T, V, false, kPlain, true, IsAlternating>,
-                  swiglu_kernel<T, V, false, false, true, IsAlternating>);
+      return pick_by_form(variant, swiglu_kernel<T, V, false, kPlain, true, IsAlternating>,
+                          swiglu_kernel<T, V, false, false, true, IsAlternating>);
     case kSwigluGradients:
-      return pick(swiglu_kernel<T, V, true, kPlain, false, IsAlternating>,
-                  swiglu_kernel<T, V, true, false, false, IsAlternating>);
+      return pick_by_form(variant, swiglu_kernel<T, V, true, kPlain, false, IsAlternating>,
+                          swiglu_kernel<T, V, true, false, false, IsAlternating>);
     default:
-      return pick(swiglu_kernel<T, V, true, kPlain, true, IsAlternating>,
-                  swiglu_kernel<T, V, true, false, true, IsAlternating>);
+      return pick_by_form(variant, swiglu_kernel<T, V, true, kPlain, true, IsAlternating>,
+                          swiglu_kernel<T, V, true, false, true, IsAlternating>);
   }
 }
 

@@ -262,13 +262,10 @@ __global__ void __launch_bounds__(kSwigluBlockThreads, swiglu_block_resident_thr
 
 template <typename T>
 const void *find_swiglu_code_block_kernel(SwigluVariant variant) {
-  const bool is_plain = variant.formula == SwigluFormula::kPlain;
-  if (variant.work == kSwigluCodeBlocks) {
-    return is_plain ? reinterpret_cast<const void *>(swiglu_code_block_kernel<T, false, true>)
-                    : reinterpret_cast<const void *>(swiglu_code_block_kernel<T, false, false>);
-  }
-  return is_plain ? reinterpret_cast<const void *>(swiglu_code_block_kernel<T, true, true>)
-                  : reinterpret_cast<const void *>(swiglu_code_block_kernel<T, true, false>);
+  return variant.work == kSwigluCodeBlocks
+             ? pick_by_form(variant, swiglu_code_block_kernel<T, false, true>,
+                            swiglu_code_block_kernel<T, false, false>)
+             : pick_by_form(variant, swiglu_code_block_kernel<T, true, true>, swiglu_code_block_kernel<T, true, false>);
 }
 
 }  // namespace rope

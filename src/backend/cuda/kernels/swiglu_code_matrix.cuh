@@ -29,10 +29,18 @@
 
 namespace rope {
 
-// A row of gate, up and out.
+// A row of gate, up and out, from the number of a span among those of all matrices. `row` is then the span's number in
+// its matrix: the row itself, unless spans have several.
 struct CodeRow {
   uint32_t expert;
   uint32_t row;
+
+  __device__ __forceinline__ CodeRow(const SwigluCodeMatrixParams &params, uint32_t span) : expert(0), row(span) {
+    if (!params.has_experts) return;
+    const DivmodResult place = params.spans_per_matrix.divmod(span);
+    expert = place.quotient;
+    row = place.remainder;
+  }
 
   __device__ __forceinline__ const char *find(const char *data, const SwigluExpertStrides &stride) const {
     return data + expert * stride.expert + row * stride.row;
@@ -82,11 +90,7 @@ __global__ void __launch_bounds__(kSwigluCodeThreads)
   const DivmodResult at = params.units_per_row.divmod(HasScales ? index >> params.lanes_log2 : index);
   const uint32_t unit = at.remainder, lane = HasScales ? index & (lanes - 1) : 0;
   const uint32_t first = unit * (kVectors * lanes) + lane;
-  CodeRow row = {0, at.quotient};
-  if (params.has_experts) {
-    const DivmodResult span = params.spans_per_matrix.divmod(at.quotient);
-    row = {span.quotient, span.remainder};
-  }
+  CodeRow row(params, at.quotient);
   if (HasSpan) row.row *= params.rows_per_thread;
   const char *gate = row.find(params.in[kGate], params.in_stride[kGate]) + uint64_t{first} * 16;
   const char *up = row.find(params.in[kUp], params.in_stride[kUp]) + uint64_t{first} * 16;
@@ -153,11 +157,7 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
     swiglu_code_row_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
   static_assert(sizeof(T) == 2, "");
   const SwigluCodes &codes = params.codes;
-  CodeRow row = {0, blockIdx.x};
-  if (params.has_experts) {
-    const DivmodResult place = params.spans_per_matrix.divmod(blockIdx.x);
-    row = {place.quotient, place.remainder};
-  }
+  const CodeRow row(params, blockIdx.x);
   const char *const gate = row.find(params.in[kGate], params.in_stride[kGate]);
   const char *const up = row.find(params.in[kUp], params.in_stride[kUp]);
   wait_for_previous_launch();
@@ -211,25 +211,21 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
 
 template <typename T>
 const void *find_swiglu_code_kernel(SwigluVariant variant) {
-  const auto pick = [&](auto plain, auto form) {
-    return variant.formula == SwigluFormula::kPlain ? reinterpret_cast<const void *>(plain)
-                                                    : reinterpret_cast<const void *>(form);
-  };
   switch (variant.work) {
     case kSwigluCodeMatrix:
-      return pick(swiglu_code_matrix_kernel<T, true, false, false, 1>,
-                  swiglu_code_matrix_kernel<T, false, false, false, 1>);
+      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, false, false, 1>,
+                          swiglu_code_matrix_kernel<T, false, false, false, 1>);
     case kSwigluCodeSpans:
-      return pick(swiglu_code_matrix_kernel<T, true, false, true, 1>,
-                  swiglu_code_matrix_kernel<T, false, false, true, 1>);
+      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, false, true, 1>,
+                          swiglu_code_matrix_kernel<T, false, false, true, 1>);
     case kSwigluScaledCodeMatrix:
-      return pick(swiglu_code_matrix_kernel<T, true, true, false, 1>,
-                  swiglu_code_matrix_kernel<T, false, true, false, 1>);
+      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, true, false, 1>,
+                          swiglu_code_matrix_kernel<T, false, true, false, 1>);
     case kSwigluScaledCodeSpans:
-      return pick(swiglu_code_matrix_kernel<T, true, true, true, 2>,
-                  swiglu_code_matrix_kernel<T, false, true, true, 2>);
+      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, true, true, 2>,
+                          swiglu_code_matrix_kernel<T, false, true, true, 2>);
     default:
-      return pick(swiglu_code_row_kernel<T, true>, swiglu_code_row_kernel<T, false>);
+      return pick_by_form(variant, swiglu_code_row_kernel<T, true>, swiglu_code_row_kernel<T, false>);
   }
 }
 

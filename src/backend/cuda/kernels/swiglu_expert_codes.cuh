@@ -100,13 +100,10 @@ __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
 
 template <typename T>
 const void *find_swiglu_expert_code_kernel(SwigluVariant variant) {
-  const auto pick = [&](auto plain, auto other) {
-    return variant.formula == SwigluFormula::kPlain ? reinterpret_cast<const void *>(plain)
-                                                    : reinterpret_cast<const void *>(other);
-  };
-  return variant.work == kSwigluExpertCodes
-             ? pick(swiglu_expert_code_kernel<T, ExpertWalk, true>, swiglu_expert_code_kernel<T, ExpertWalk, false>)
-             : pick(swiglu_expert_code_kernel<T, RowWalk, true>, swiglu_expert_code_kernel<T, RowWalk, false>);
+  return variant.work == kSwigluExpertCodes ? pick_by_form(variant, swiglu_expert_code_kernel<T, ExpertWalk, true>,
+                                                           swiglu_expert_code_kernel<T, ExpertWalk, false>)
+                                            : pick_by_form(variant, swiglu_expert_code_kernel<T, RowWalk, true>,
+                                                           swiglu_expert_code_kernel<T, RowWalk, false>);
 }
 
 }  // namespace rope

@@ -298,13 +298,10 @@ const void *find_swiglu_options_matrix_kernel(int vector_elements, SwigluVariant
 template <typename T, int V>
 const void *find_swiglu_matrix_kernel(SwigluVariant variant) {
   constexpr SwigluFormula kPlain = SwigluFormula::kPlain, kForm = SwigluFormula::kForm;
-  const auto pick = [&](auto plain, auto general) {
-    const bool is_plain = variant.formula == kPlain;
-    return is_plain ? reinterpret_cast<const void *>(plain) : reinterpret_cast<const void *>(general);
-  };
   return variant.work == kSwigluMatrix
-             ? pick(swiglu_matrix_kernel<T, V, kPlain, false>, swiglu_matrix_kernel<T, V, kForm, false>)
-             : pick(swiglu_matrix_kernel<T, V, kPlain, true>, swiglu_matrix_kernel<T, V, kForm, true>);
+             ? pick_by_form(variant, swiglu_matrix_kernel<T, V, kPlain, false>,
+                            swiglu_matrix_kernel<T, V, kForm, false>)
+             : pick_by_form(variant, swiglu_matrix_kernel<T, V, kPlain, true>, swiglu_matrix_kernel<T, V, kForm, true>);
 }
 
 // Returns the kernel of plain SwiGLU backward, for types of 16 bits; NULL if there is none.

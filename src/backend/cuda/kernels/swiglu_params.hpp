@@ -52,6 +52,12 @@ struct SwigluVariant {
   bool is_alternating;  // SwigluPlan::is_alternating()
 };
 
+// Returns the kernel of the plain form, or that of the others.
+template <typename Kernel>
+const void *pick_by_form(SwigluVariant variant, Kernel plain, Kernel other) {
+  return reinterpret_cast<const void *>(variant.formula == SwigluFormula::kPlain ? plain : other);
+}
+
 // The members that every thread reads come first and close together: a launch of decode size waits for each of their
 // cache lines.
 struct SwigluKernelParams {
