@@ -36,9 +36,9 @@ struct KernelName {
       snprintf(text, sizeof text, "%s%s", algorithm_of(plan.variant.kernel).name, name_of_angles(plan.variant));
       return;
     }
-    static constexpr const char *kNames[] = {"warp",    "short",         "short with more",
-                                             "long",    "short rows",    "long rows",
-                                             "general", "norm gradient", "norm gradient rows"};
+    static constexpr const char *kNames[] = {
+        "warp",       "short",     "short with more", "long",          "long window",
+        "short rows", "long rows", "general",         "norm gradient", "norm gradient rows"};
     static constexpr const char *kAngles[] = {"", " angles", " table"};
     const StepVariant &step = plan.step;
     const char *angles = step.kernel >= StepKernel::kGeneral ? "" : kAngles[static_cast<int>(step.angles)];
@@ -56,7 +56,7 @@ const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan)
   if (problem.grad_row_scale != nullptr) return "row sums";
   if (problem.has_codes()) {
     if (plan.is_expert_matrix) return problem.expert_rows != nullptr ? "expert codes" : "row codes";
-    return plan.is_matrix ? "matrix codes" : "codes";
+    return plan.has_group_warps ? "group codes" : plan.is_matrix ? "matrix codes" : "codes";
   }
   const bool has_options = plan.formula > SwigluFormula::kForm;
   if (plan.is_expert_matrix) return problem.rows.is_present() ? "row" : "expert";

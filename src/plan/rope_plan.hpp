@@ -68,8 +68,9 @@ struct StepPieceBlocks {
 
 // For StepKernel::kWarp, kShort and kLong.
 struct StepHeads {
-  bool is_flat;    // tokens are numbered through all batches
-  uint32_t units;  // units of a block of channels: a whole head, a window, or as many channels outside it
+  bool is_flat;           // tokens are numbered through all batches
+  uint32_t units;         // units of a block of channels: a whole head, a window, or as many channels outside it
+  uint32_t window_units;  // units of a block that are turned: the first ones, unless pieces.is_window_last
   int units_of_thread;
   uint32_t turns;
   uint32_t turns_that_prefetch;  // with codes: the first turns of a block, which prefetch what the next turn reads

@@ -61,7 +61,7 @@ bool is_power_of_two(int number) {
   return (number & (number - 1)) == 0;
 }
 
-// Units of a thread in long launches with codes.
+// Units of a thread in long launches with codes, or with windows of normed heads.
 constexpr int kUnitsOfCodes = 2;
 
 // Whether the kernels of whole heads can make the codes of a piece that is cut into blocks of `channels`.
@@ -133,15 +133,24 @@ bool fit_vectors(const RopeProblem &problem, const StepPieces &pieces, int64_t v
 }
 
 // Finds the units of blocks of `channels`, and the threads of each piece. Returns false if the kernels of whole heads
-// do not support that number. A piece of several blocks has blocks of a power of two of units.
+// do not support that number. A piece of several blocks has blocks of a power of two of units, and so has a head with a
+// window, whose threads have at most one unit of it.
 bool shape_pieces(const RopeProblem &problem, int channels, int64_t vector_bytes, int units_of_thread, RopePlan *plan) {
   StepHeads *const heads = &plan->heads;
   const int V = static_cast<int>(vector_bytes / dtype_size(problem.geometry->dtype)), units = channels / (2 * V);
   if (units < 4 || units > static_cast<int>(kWarpThreads) || units % 2 != 0 || channels != units * 2 * V) return false;
   if (!fit_vectors(problem, heads->pieces, vector_bytes)) return false;
   plan->vector_elements = V;
-  heads->units = static_cast<uint32_t>(units);
+  heads->units = heads->window_units = static_cast<uint32_t>(units);
   heads->units_of_thread = units_of_thread;
+  if (heads->pieces.window_channels != 0) {
+    const int of_window = heads->pieces.window_channels / (2 * V);
+    if (!is_power_of_two(units) || !is_power_of_two(of_window) || of_window < 2 ||
+        of_window > units / units_of_thread || heads->pieces.window_channels != of_window * 2 * V) {
+      return false;
+    }
+    heads->window_units = static_cast<uint32_t>(of_window);
+  }
   int64_t per_token = 0;
   for (int i = 0; i < heads->pieces.count; ++i) {
     const StepPiece &piece = heads->pieces.piece[i];
@@ -188,21 +197,29 @@ void shape_long(int64_t tokens, uint32_t max_turned_tokens, uint32_t wanted, Rop
   plan->blocks_per_token = blocks;                    // of a group
 }
 
+// Pairs of a head that is turned.
+uint32_t count_pairs(const StepPieces &pieces, int channels) {
+  return static_cast<uint32_t>((pieces.window_channels != 0 ? pieces.window_channels : channels) / 2);
+}
+
 // Plans a short launch. Its tokens are those of one batch.
 bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors, RopePlan *plan) {
   const StepProblem &step = *problem.step;
   const StepTuning &tuning = kStepTuning;
   const StepPieces &pieces = plan->heads.pieces;
-  bool has_more = has_lookups(problem) || has_more_norm(problem, pieces);
+  bool has_more = has_lookups(problem) || has_more_norm(problem, pieces) || pieces.window_channels != 0;
   for (const StepPiece &piece : pieces) {
     if (piece.weight->data != nullptr && piece.weight->is_f32 && dtype_size(problem.geometry->dtype) == 2) {
       has_more = true;
     }
   }
-  const uint32_t pairs = static_cast<uint32_t>(channels / 2);
-  const StepCodes codes = codes_of(problem, pieces, has_more);
+  const uint32_t pairs = count_pairs(pieces, channels);
+  const StepCodes codes = codes_of(problem, pieces, false);
   if (codes != StepCodes::kNone && codes != StepCodes::kStatic) return false;
-  const int64_t max_vectors = step.has_parts ? tuning.max_short_part_vectors : tuning.max_short_vectors;
+  if (has_more && codes != StepCodes::kNone && !(step.has_norm && step.is_turned)) return false;
+  const int64_t max_vectors = step.has_parts                ? tuning.max_short_part_vectors
+                              : pieces.window_channels != 0 ? tuning.max_short_window_vectors
+                                                            : tuning.max_short_vectors;
   if (vectors > max_vectors || pairs > kMaxShortStepPairs || pieces.count > kMaxShortStepPieces ||
       !shape_pieces(problem, channels, kShortStepVectorBytes, 1, plan)) {
     return false;
@@ -230,10 +247,16 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
 bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int channels, RopePlan *plan) {
   const StepProblem &step = *problem.step;
   StepHeads *const heads = &plan->heads;
-  plan->step = variant_of(problem, StepKernel::kLong);
+  const bool has_windows = heads->pieces.window_channels != 0;
+  plan->step = variant_of(problem, has_windows ? StepKernel::kLongWindow : StepKernel::kLong);
   plan->step.codes = codes_of(problem, heads->pieces, plan->step.has_more);
-  const bool makes_codes = plan->step.has_codes();
+  if (has_windows && (dtype_size(problem.geometry->dtype) != 2 || plan->step.has_more ||
+                      (plan->step.has_codes() && plan->step.codes != StepCodes::kStatic))) {
+    return false;
+  }
+  const bool makes_codes = has_windows || plan->step.has_codes();
   if (makes_codes) plan->step.has_more = false;
+  const uint32_t pairs = count_pairs(heads->pieces, channels);
   if (static_cast<uint32_t>(channels / 2) > kMaxLongStepPairs ||
       !shape_pieces(problem, channels, kLongStepVectorBytes, makes_codes ? kUnitsOfCodes : 1, plan)) {
     return false;
@@ -246,9 +269,9 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
   while (heads->turns < max_turns && units / held_threads > heads->turns) ++heads->turns;
   // Norm and a table 111.3 us against 116.3 without prefetching (H100); but latent heads 700 against 630.
   heads->turns_that_prefetch = makes_codes && !step.has_parts ? heads->turns - 1 : 0;
-  const uint32_t numbers = static_cast<uint32_t>(channels) * static_cast<uint32_t>(sizeof(float));
+  const auto number = static_cast<uint32_t>(sizeof(float)), of_token = 2 * pairs * number;  // a token's angles
   const int64_t batches = heads->is_flat ? 1 : problem.batches, tokens = problem.batches / batches * problem.tokens;
-  shape_long(tokens, kStepTuning.long_angle_bytes / numbers, kStepTuning.long_threads, plan);
+  shape_long(tokens, kStepTuning.long_angle_bytes / of_token, kStepTuning.long_threads, plan);
   const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
   if (groups > kMaxGridX / heads->blocks_per_group || batches > kMaxGridY) return false;
   plan->grid_x = static_cast<uint32_t>(groups) * heads->blocks_per_group;
@@ -260,7 +283,8 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
     if (heads->pieces.piece[i].is_turned && of_block > most_tokens) most_tokens = of_block;
   }
   const uint32_t lost = plan->step.angles == StepAngles::kTable ? (most_tokens + 3) / 4 * 16 : 0;
-  plan->shared_bytes = most_tokens * numbers + lost + (step.has_norm ? numbers : 0);
+  const uint32_t weights = step.has_norm ? static_cast<uint32_t>(channels) * number : 0;
+  plan->shared_bytes = most_tokens * of_token + lost + weights;
   return true;
 }
 
@@ -284,6 +308,9 @@ bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *
   if (channels == 0 || problem.batches * problem.tokens > kMaxInt32) return false;
   const int64_t vectors = moved_bytes(problem) / (2 * kMaxVectorBytes) / device.multiprocessors;
   if (heads->is_flat && plan_short_heads(problem, channels, vectors, plan)) return true;
+  // Between the two, rows are faster for heads with a window.
+  const bool has_windows = heads->pieces.window_channels != 0;
+  if (has_windows && heads->is_flat && vectors <= kStepTuning.max_short_vectors) return false;
   return !has_more_norm(problem, heads->pieces) && plan_long_heads(problem, device, channels, plan);
 }
 

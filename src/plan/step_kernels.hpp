@@ -9,13 +9,14 @@ namespace rope {
 
 // Vectors of short launches have 8 bytes, those of long ones 16.
 enum class StepKernel {
-  kWarp,       // short launches of whole heads: each warp finds its own angles
-  kShort,      // short launches of whole heads: a block finds the angles of its token
-  kShortMore,  // kShort with more features: step_short_more.cuh lists them
-  kLong,       // long launches of whole heads
-  kShortRows,  // short launches of other heads, for example with a part that is turned: each warp finds its own angles
-  kLongRows,   // long launches of other heads: rows of threads share the angles of their token
-  kGeneral,    // every problem
+  kWarp,        // short launches of whole heads: each warp finds its own angles
+  kShort,       // short launches of whole heads: a block finds the angles of its token
+  kShortMore,   // kShort with more features: step_short_more.cuh lists them
+  kLong,        // long launches of whole heads
+  kLongWindow,  // long launches of whole heads that are normed and have a window that is turned, with or without codes
+  kShortRows,   // short launches of other heads, for example with a part that is turned: each warp finds its own angles
+  kLongRows,    // long launches of other heads: rows of threads share the angles of their token
+  kGeneral,     // every problem
   kNormGradient,     // every backward call with a norm
   kNormGradientRows  // backward calls with a norm, for heads of 16 bits in vectors
 };
@@ -33,7 +34,7 @@ enum class StepAngles {
   kTable
 };
 
-// The outputs and caches of 8 bits that an instance of kWarp, kShort, kLong or kLongRows supports.
+// The outputs and caches of 8 bits that an instance of a kernel supports. kLongWindow has instances of kStatic only.
 enum class StepCodes : uint8_t {
   kNone,
   kStatic,  // codes of E4M3, with a given scale or none; all outputs of such a tensor are codes
@@ -78,7 +79,7 @@ constexpr uint32_t kMaxStepGeneralThreads = 512;  // of a block of kGeneral
 constexpr uint32_t kStepTokenBytes = 64;          // room for a token's place in its shared memory
 constexpr int kStepHeadSums = 256;                // heads with sums that a block of kGeneral keeps at a time
 constexpr int kMaxStepTokenThreads = 768;         // of a block of kLongRows with a norm over a token
-constexpr int kMaxStepCodeThreads = 512;          // of such a block with codes
+constexpr int kMaxStepCodeThreads = 576;          // of such a block with codes
 constexpr uint32_t kStepTokenSumBytes = 3088;     // room for that norm's sums
 constexpr int kMaxNormGradientThreads = 320;      // of a block of kNormGradientRows
 constexpr uint32_t kGradientThreadBytes =

@@ -61,14 +61,19 @@ bool is_cut(const RopeProblem &problem, const StepTensor &tensor) {
   return tensor.has_styles && tensor.channels != problem.geometry->rotary_dim && (tensor.is_turned || tensor.has_parts);
 }
 
+// Whether the window has a head's first or last channels.
+bool has_window_at_end(const RopeProblem &problem, const StepTensor &tensor) {
+  return tensor.window_begin == 0 || tensor.window_begin + problem.geometry->rotary_dim == tensor.channels;
+}
+
+// Whether a tensor without a norm can be cut.
 bool can_be_cut(const RopeProblem &problem, const StepTensor &tensor) {
-  const int begin = tensor.window_begin, end = begin + problem.geometry->rotary_dim;
   const bool has_scales_of_all =
       tensor.out_scales.is_present() || (tensor.cache_scales.is_present() && tensor.pass_cache.data == nullptr);
   // The output has the static scale of the tensor, the cache of the pass another one. A piece's codes have one scale.
   const bool has_two_scales =
       tensor.pass_cache.data != nullptr && tensor.has_code_out() && tensor.scale.data != tensor.pass_scale.data;
-  return !tensor.is_normed && (begin == 0 || end == tensor.channels) && !has_scales_of_all && !has_two_scales;
+  return has_window_at_end(problem, tensor) && !has_scales_of_all && !has_two_scales;
 }
 
 }  // namespace
@@ -84,6 +89,7 @@ StepPiece whole_piece(const RopeProblem &problem, int index) {
 
 bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces) {
   pieces->count = 0;
+  pieces->window_channels = 0;
   const auto add = [&](const StepPiece &piece) {
     int at = pieces->count++;
     for (; at > 0 && pieces->piece[at - 1].channels < piece.channels; --at) pieces->piece[at] = pieces->piece[at - 1];
@@ -93,6 +99,13 @@ bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces) {
     const StepTensor &tensor = problem.step->tensor[i];
     if (problem.tensor[i].heads == 0) continue;
     if (!is_cut(problem, tensor)) {
+      add(whole_piece(problem, i));
+      continue;
+    }
+    if (tensor.is_normed) {
+      if (!has_window_at_end(problem, tensor) || tensor.has_parts) return false;
+      pieces->window_channels = problem.geometry->rotary_dim;
+      pieces->is_window_last = tensor.window_begin != 0;
       add(whole_piece(problem, i));
       continue;
     }

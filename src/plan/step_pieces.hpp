@@ -42,6 +42,8 @@ struct StepPiece {
 // Pieces with more channels come first.
 struct StepPieces {
   int count;
+  int window_channels;  // channels of normed heads that are turned, if these are not all; otherwise 0
+  bool is_window_last;  // they are a head's last channels, not its first ones
   StepPiece piece[kMaxStepPieces];
 
   const StepPiece *begin() const { return piece; }
@@ -52,7 +54,7 @@ struct StepPieces {
 StepPiece whole_piece(const RopeProblem &problem, int index);
 
 // Returns false if a tensor cannot be cut into pieces: the channels outside the window lie on both sides of it, or
-// scales are for groups of all its channels.
+// scales are for groups of all its channels. Normed heads are one piece, whose window may be turned.
 bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces);
 
 }  // namespace rope

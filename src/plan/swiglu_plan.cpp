@@ -335,6 +335,16 @@ bool choose_expert_codes(const SwigluProblem &problem, const DeviceInfo &device,
   return true;
 }
 
+// Whether a matrix of rows of whole groups needs nothing but codes of E4M3, with a static scale or one for each group.
+bool has_plain_groups(const SwigluProblem &problem) {
+  const SwigluCodes &codes = problem.codes;
+  const bool takes_scales =
+      !codes.scales.is_present() || (codes.group_elements == kSwigluCodeGroup && !codes.has_tiles);
+  return takes_scales && codes.dtype == ROPE_DTYPE_F8_E4M3 && codes.amax == nullptr && problem.ndim <= 2 &&
+         problem.shape[problem.ndim - 1] % kSwigluCodeGroup == 0 && problem.num_rows == nullptr &&
+         problem.expert_rows == nullptr && code_formula_of(problem) == SwigluFormula::kPlain;
+}
+
 // Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes. Returns whether
 // the problem is one.
 bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
@@ -370,12 +380,19 @@ bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, 
   if (has_kernel && vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) {
     plan->rows_per_thread = span;
   }
+  plan->has_group_warps = has_plain_groups(problem) && vectors_per_multiprocessor <= kMaxSwigluGroupWarpVectors;
   plan->is_matrix = true;
   plan->formula = code_formula_of(problem);
   plan->vector_elements = static_cast<int>(kElements);
   plan->vectors_per_row = vectors_per_row;
   plan->num_vectors = problem.num_elements() / kElements;
   plan->threads = kSwigluCodeThreads;
+  if (plan->has_group_warps) {
+    plan->threads = swiglu_group_threads(vectors_per_multiprocessor);
+    plan->vector_elements = kSwigluCodeGroup / static_cast<int>(kWarpThreads);
+    plan->vectors_per_row = columns / plan->vector_elements;
+    plan->num_vectors = problem.num_elements() / plan->vector_elements;
+  }
   if (plan->has_code_rows) {
     const uint32_t threads = round_up_to_warps(static_cast<uint32_t>((vectors_per_row - 1) / kVectorsOfCodeRow + 1));
     plan->threads = threads < kMaxSwigluCodeRowThreads ? threads : kMaxSwigluCodeRowThreads;
@@ -459,6 +476,7 @@ rope_status_t plan_codes(const char *function, const SwigluProblem &problem, con
   const bool is_forward_by_row = !problem.is_backward && !problem.codes.has_row_groups;
   if (is_forward_by_row && choose_expert_codes(problem, device, plan)) return ROPE_STATUS_SUCCESS;
   if (is_forward_by_row && choose_code_matrix(problem, device, plan)) {
+    if (plan->has_group_warps) return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
     if (plan->has_code_rows) return set_grid(function, plan->num_vectors / plan->vectors_per_row, plan);
     return set_grid(function, (num_code_matrix_threads(problem, *plan) - 1) / plan->threads + 1, plan);
   }

@@ -26,9 +26,11 @@ constexpr int kRopeGeneralResidentThreads = 1440;
 constexpr int kFlatResidentThreads = 1536;  // for kFlatTable; also the size of a looping grid
 constexpr int kMaxStepThreads = 256;        // per block of the step's kernels, except kGeneral
 constexpr int kStepRowsResidentThreads = 1536;
-constexpr int kStepShortResidentThreads = 1536;     // of instances with a norm and codes
-constexpr int kStepLongResidentThreads = 1536;      // with a norm and rotation: 85.0 us against 86.5 with 1280
-constexpr int kStepRowCodesResidentThreads = 1024;  // of kLongRows, whose threads hold all values of a unit
+constexpr int kStepShortResidentThreads = 1536;  // of instances with a norm and codes
+constexpr int kStepLongResidentThreads = 1536;   // with a norm and rotation: 85.0 us against 86.5 with 1280
+// For kLongRows with codes, whose threads hold all values of a unit. RMS of a token 217.7 us; with 1024 and 512 threads
+// in a block 273.8, with 1280 and 640 241.9 (NVIDIA H100).
+constexpr int kStepRowCodesResidentThreads = 1152;
 // For long launches of heads that make codes: threads per block, and the threads that registers must suffice for.
 constexpr int kMaxLongCodesThreads = 128;
 constexpr int kStepCodesResidentThreads = 1024;  // norm, rotation 107.4 us; with 896 108.8, with 1152 108.6
@@ -170,8 +172,9 @@ inline const RopeTuning &rope_tuning_of(const DeviceInfo &device) {
 // 2026-11-23; the sizes with programmatic launch.
 struct StepTuning {
   int64_t max_warp_vectors;
-  int64_t max_short_vectors;       // largest launch of kShort, and of kWarp if nothing is rotated
-  int64_t max_short_part_vectors;  // the limit above for heads in parts
+  int64_t max_short_vectors;         // largest launch of kShort, and of kWarp if nothing is rotated
+  int64_t max_short_part_vectors;    // the limit above for heads in parts
+  int64_t max_short_window_vectors;  // and for normed heads with a window that is turned
   // largest launch with few_threads if something is rotated; otherwise the limit is max_warp_vectors
   int64_t max_few_vectors;
   uint32_t few_threads;    // per block of kWarp and kShort, in launches of few vectors
@@ -191,9 +194,10 @@ struct StepTuning {
 
 constexpr StepTuning tuning_of_step() {
   StepTuning tuning = {};
-  tuning.max_warp_vectors = 60;          // 5: 1.07 us against 1.12, 310: 2.48 against 1.41
-  tuning.max_short_vectors = 2000;       // 1241: 2.35 us against 2.92
-  tuning.max_short_part_vectors = 4000;  // 2126: 3.14 us against 5.21, 3378: 6.78 and 7.05; 13 500: 22.2 and 17.1
+  tuning.max_warp_vectors = 60;           // 5: 1.07 us against 1.12, 310: 2.48 against 1.41
+  tuning.max_short_vectors = 2000;        // 1241: 2.35 us against 2.92
+  tuning.max_short_part_vectors = 4000;   // 2126: 3.14 us against 5.21, 3378: 6.78 and 7.05; 13 500: 22.2 and 17.1
+  tuning.max_short_window_vectors = 600;  // 372: 3.10 us, long rows 3.14; 1489: 4.71 and 4.32 (NVIDIA H100)
   tuning.max_few_vectors = 400;
   tuning.few_threads = 128;        // 310: 1.41 us against 1.48 with 256
   tuning.short_threads = 256;      // 1241: 2.35 us against 2.73 with 128
@@ -287,6 +291,15 @@ constexpr int kMinSwigluSpanCapability = 89;
 // Up to so many vectors for each multiprocessor, a thread has one vector of a group instead of two. 869: 2.91 us against
 // 3.10 with two vectors; 3475: 9.14 and 8.24.
 constexpr int64_t kMaxSwigluSmallCodeVectors = 1800;
+// Up to kMaxSwigluGroupWarpVectors, a warp has kSwigluCodeGroup channels, if a call needs nothing but a scale. Many small
+// blocks begin too slowly. NVIDIA H100, 2026-11-27, scales by 128 with 128, 256 and 512 threads in a block: 13 vectors
+// 0.91, 0.92 and 1.30 us, 108: 1.11, 1.30 and 1.29, 869: 3.08, 2.42 and 2.19, 3475: 9.87, 8.16 and 8.54.
+constexpr int64_t kMaxSwigluGroupWarpVectors = 4000;
+constexpr int kSwigluCodeGroup = 128;
+constexpr uint32_t kMaxSwigluGroupThreads = 512;
+constexpr uint32_t swiglu_group_threads(int64_t vectors_per_multiprocessor) {
+  return vectors_per_multiprocessor <= 300 ? 128 : vectors_per_multiprocessor <= 1800 ? kMaxSwigluGroupThreads : 256;
+}
 // Above so many, a thread takes several rows. 3475: 8.25 us with one row, 8.37 with two. NVIDIA H100, 2026-11-27, with
 // 1, 2, 4 and 8 rows at 111 000: scales by 128 191.5, 192.6, 196.1 and 198.3 us, codes of 4 bits 186.3, 177.8, 180.1 and
 // 182.8. On an H200, which has more bandwidth, instructions limit the speed; the next two are for it.

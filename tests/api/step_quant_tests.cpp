@@ -186,6 +186,57 @@ TEST_CASE("codes with every norm and of windows amid a head", "[rope][step][quan
   for (const std::string &text : explanations) CHECK(text.find(": general kernel, ") == std::string::npos);
 }
 
+TEST_CASE("words and codes of normed heads with a window at either end", "[rope][step][norm][quant][sanitize]") {
+  struct Heads {
+    int32_t head_dim, window;
+  };
+  std::vector<std::string> explanations;
+  for (const Heads &heads : {Heads{64, 32}, Heads{128, 64}, Heads{128, 16}, Heads{128, 96}, Heads{192, 64},
+                             Heads{256, 64}, Heads{256, 32}, Heads{512, 64}}) {
+    for (const bool is_last : {false, true}) {
+      for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+        // Batches of heads' rows are not one batch, and take the kernels of long launches.
+        for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_BHSD}) {
+          StepCase step = cached(0);
+          step.explanations = &explanations;
+          step.dtype = is_last ? ROPE_DTYPE_F16 : ROPE_DTYPE_BF16;
+          step.layout = layout;
+          step.style = style;
+          step.head_dim = heads.head_dim;
+          step.rotary_dim = heads.window;
+          step.rotary_offset = is_last ? heads.head_dim - heads.window : 0;
+          step.positions = [](int64_t, int64_t batch, int64_t token) { return (token + batch) % 5; };
+          step.q.heads = 5;
+          step.k.scale = step.v.scale = Scale::None;
+          step.norm = ROPE_NORM_RMS;
+          step.norm_weight_offset = is_last ? 1 : 0;
+          step.q.has_weight = step.k.has_weight = true;
+          step.k.weight_dtype = ROPE_DTYPE_F32;
+          step.table_rows = style == ROPE_STYLE_HALF ? 4 : -1;  // positions of 4 have no row
+          step.has_fault = true;
+          step.check();
+          step.cache->k_dtype = step.cache->v_dtype = ROPE_DTYPE_F8_E4M3;
+          quantise_q(ROPE_DTYPE_F8_E4M3, &step);
+          step.k.scale = Scale::ByHead;
+          step.v.scale = Scale::One;
+          step.check();
+          step.k.out = StepOut::Own;
+          step.k.out_dtype = ROPE_DTYPE_F8_E4M3;
+          step.norm_order = ROPE_NORM_ORDER_AFTER;
+          step.check();
+          step.norm = ROPE_NORM_LAYER;
+          step.q.has_bias = true;
+          step.k.weight_by_head = true;
+          step.check();
+        }
+      }
+    }
+  }
+  check_step_kernels(explanations, {"short with more angles", "short with more table", "short with more angles codes",
+                                    "short with more table codes", "long window angles", "long window table",
+                                    "long window angles codes", "long window table codes"});
+}
+
 TEST_CASE("codes of a window, of one that is part of a head, and of what is not turned", "[rope][step][quant]") {
   for (const rope_dtype_t dtype : dtypes) {
     for (const rope_style_t out_style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {

@@ -26,7 +26,11 @@ struct Work {
   rope_dtype_t cache_code = 0, out_code = 0;  // types of 8 bits: for both caches, and for outputs of q and k
   bool has_words = false;                     // k is also written in place
   bool rounds_first = false, has_amax = false, has_factor = false;
-  bool has_written_scales = false;  // for q_out, or for k_cache
+  bool has_written_scales = false;  // for q_out, or for k_cache, or for k_pass_cache
+  // q and k, without v, have windows of at most 64 channels, and passes have the channels behind them, or before.
+  bool has_pass = false, is_pass_first = false;
+  bool has_pass_cache = false;
+  int part = 1;  // without a pass, one part of so many is turned
 
   bool has_codes() const { return cache_code != 0 || out_code != 0; }
 };
@@ -75,6 +79,47 @@ const Work kCodeWorks[] = {
      false, true},
 };
 
+constexpr Work with_pass(Work work, bool is_first = false, bool has_cache = false) {
+  work.has_pass = true;
+  work.is_pass_first = is_first;
+  work.has_pass_cache = has_cache;
+  return work;
+}
+
+const Work kPassWorks[] = {
+    with_pass({"rotation, channels behind it from a pass", 0, 0, 0, true, false}),
+    with_pass({"rotation, channels before it from a pass", 0, 0, 0, true, false}, true),
+    with_pass({"channels from a pass, nothing turned", 0, 0, 0, false, false}),
+    with_pass({"rotation, cache with the pass", 0, 0, 0, true, true}, true),
+    with_pass({"rotation, pages with the pass", 0, 0, 0, true, true, true}, true),
+    with_pass({"rotation, cache of its own for the pass", 0, 0, 0, true, true}, true, true),
+    with_pass({"cache of its own for the pass, nothing turned", 0, 0, 0, false, true}, true, true),
+    with_pass({"norm over window and pass, rotation", ROPE_NORM_RMS, 0, 0, true, false}),
+    with_pass({"rotation, pass, factors", 0, 0, 0, true, false, false, 0, false, 0, 0, false, false, false, true}),
+    with_pass({"rotation, E4M3 with the pass", 0, 0, 0, true, true, false, 0, false, kE4M3, kE4M3}, true),
+    with_pass({"rotation, E4M3 of its own for the pass", 0, 0, 0, true, true, false, 0, false, kE4M3}, true, true),
+    with_pass({"rotation, pass, E4M3, amax", 0, 0, 0, true, true, false, 0, false, kE4M3, 0, false, false, true}, true),
+    with_pass({"rotation, E4M3 of its own for the pass, written scales", 0, 0, 0, true, true, false, 0, false, kE4M3, 0,
+               false, false, false, false, true},
+              true, true),
+};
+
+constexpr Work with_part(Work work, int part) {
+  work.part = part;
+  return work;
+}
+
+const Work kWindowWorks[] = {
+    with_part({"norm, rotation of a half, cache", ROPE_NORM_RMS, 0, 0, true, true}, 2),
+    with_part({"norm, rotation of a quarter, cache", ROPE_NORM_RMS, 0, 0, true, true}, 4),
+    with_part({"rotation of a half, norm", ROPE_NORM_RMS, ROPE_NORM_ORDER_AFTER, 0, true, false}, 2),
+    with_part({"norm, rotation of a half, pages", ROPE_NORM_RMS, 0, 0, true, true, true}, 2),
+    with_part({"norm, rotation of a half, E4M3", ROPE_NORM_RMS, 0, 0, true, true, false, 0, false, kE4M3, kE4M3}, 2),
+    with_part({"norm, rotation of a half, E4M3, amax", ROPE_NORM_RMS, 0, 0, true, true, false, 0, false, kE4M3, 0,
+               false, false, true},
+              2),
+};
+
 constexpr int32_t kHeadDims[] = {2, 40, 64, 80, 96, 128, 192, 256, 512, 576, 1024};
 
 struct StepSizes {
@@ -87,7 +132,7 @@ uintptr_t address_of(int number) {
   return (uintptr_t{1} << 45) + (static_cast<uintptr_t>(number) << 43);
 }
 
-// q in place, k and v in place or only cached, all compact.
+// q in place, k and v in place or only cached, all compact. With a pass, q and k have outputs, unless k is only cached.
 void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const StepSizes &sizes, Scene *scene) {
   rope_config_t config = ROPE_CONFIG_INIT;
   config.device = ROPE_DEVICE_CUDA;
@@ -95,6 +140,9 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
   config.layout = layout;
   config.style = ROPE_STYLE_HALF;
   config.head_dim = sizes.head_dim;
+  const int32_t passed = work.has_pass ? sizes.head_dim - std::min(64, sizes.head_dim / 4 * 2) : 0;
+  config.rotary_dim = sizes.head_dim / work.part - passed;
+  config.rotary_offset = work.is_pass_first ? passed : 0;
   config.theta = 10000;
   config.norm = work.norm;
   config.norm_order = work.order;
@@ -108,25 +156,28 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
   scene->geometry = {};
   REQUIRE(rope::make_rope_geometry("test", config, &scene->geometry) == ROPE_STATUS_SUCCESS);
   const bool is_thd = layout == ROPE_LAYOUT_THD;
-  const auto tensor_of = [&](rope_dtype_t of, int number, int64_t heads) {
-    const int64_t tokens = sizes.tokens, channels = sizes.head_dim;
+  const auto tensor_of = [&](rope_dtype_t of, int number, int64_t heads, int64_t channels) {
+    const int64_t tokens = sizes.tokens;
     const std::vector<int64_t> shape = is_thd                       ? std::vector<int64_t>{tokens, heads, channels}
                                        : layout == ROPE_LAYOUT_BSHD ? std::vector<int64_t>{2, tokens, heads, channels}
                                        : layout == ROPE_LAYOUT_SBHD ? std::vector<int64_t>{tokens, 2, heads, channels}
                                                                     : std::vector<int64_t>{2, heads, tokens, channels};
     return compact_tensor(address_of(number), of, shape);
   };
-  const auto tensor = [&](int number, int64_t heads) { return tensor_of(dtype, number, heads); };
+  const auto tensor = [&](int number, int64_t heads) {
+    return tensor_of(dtype, number, heads, sizes.head_dim - passed);
+  };
   rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
   rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
   scene->args = ROPE_ARGS_INIT;
   scene->args.q = tensor(0, sizes.heads[0]);
   scene->args.k = tensor(1, sizes.heads[1]);
-  scene->args.v = tensor(2, sizes.heads[2]);
+  if (!work.has_pass) scene->args.v = tensor(2, sizes.heads[2]);
   if (work.has_words) scene->args.k_out = scene->args.k;
-  if (work.out_code != 0) {
-    scene->args.q_out = tensor_of(work.out_code, 8, sizes.heads[0]);
-    scene->args.k_out = tensor_of(work.out_code, 9, sizes.heads[1]);
+  if (work.out_code != 0 || work.has_pass) {
+    const rope_dtype_t out = work.out_code != 0 ? work.out_code : dtype;
+    scene->args.q_out = tensor_of(out, 8, sizes.heads[0], sizes.head_dim);
+    if (work.out_code != 0 || !work.has_cache) scene->args.k_out = tensor_of(out, 9, sizes.heads[1], sizes.head_dim);
   }
   scene->args.flags = work.is_turned ? ROPE_FLAG_V_UNROTATED : ROPE_FLAG_UNROTATED;
   if (work.norm != 0) scene->args.norm = &norm;
@@ -134,10 +185,15 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
   if (work.has_cache) {
     const int64_t pages = 7 + sizes.tokens / 8;
     const rope_dtype_t cached = work.cache_code != 0 ? work.cache_code : dtype;
-    cache.k_cache = compact_tensor(address_of(3), cached, {pages, 16, sizes.heads[1], sizes.head_dim});
-    cache.v_cache = compact_tensor(address_of(4), cached, {pages, 16, sizes.heads[2], sizes.head_dim});
+    const auto cache_of = [&](int number, rope_dtype_t of, int64_t heads, int64_t channels) {
+      return compact_tensor(address_of(number), of, {pages, 16, heads, channels});
+    };
+    const int32_t apart = work.has_pass_cache ? passed : 0;
+    cache.k_cache = cache_of(3, cached, sizes.heads[1], sizes.head_dim - apart);
+    if (!work.has_pass) cache.v_cache = cache_of(4, cached, sizes.heads[2], sizes.head_dim);
+    if (work.has_pass_cache) cache.k_pass_cache = cache_of(4, cached, sizes.heads[1], passed);
     if (work.has_written_scales) {
-      cache.k_scales = compact_tensor(address_of(13), ROPE_DTYPE_F32, {pages, 16, sizes.heads[1], 1});
+      (work.has_pass_cache ? cache.k_pass_scales : cache.k_scales) = cache_of(13, ROPE_DTYPE_F32, sizes.heads[1], 1);
     }
     const std::vector<int64_t> of_tokens =
         is_thd ? std::vector<int64_t>{sizes.tokens} : std::vector<int64_t>{2, sizes.tokens};
@@ -151,8 +207,10 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
   }
   rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
   if (work.has_codes()) {
+    const auto scale = [&](int number) { return compact_tensor(address_of(number), ROPE_DTYPE_F32, {sizes.heads[1]}); };
     const bool has_k_scales = work.has_written_scales && work.has_cache;
-    if (!has_k_scales) quant.k_scale = compact_tensor(address_of(10), ROPE_DTYPE_F32, {sizes.heads[1]});
+    if (!has_k_scales || work.has_pass_cache) quant.k_scale = scale(10);
+    if (!has_k_scales && work.has_pass_cache) quant.k_pass_scale = scale(15);
     if (work.has_written_scales && work.out_code != 0) {
       quant.q_scales_out = scene->args.q_out;
       quant.q_scales_out.data = reinterpret_cast<void *>(address_of(14));
@@ -163,10 +221,12 @@ void make_step(const Work &work, rope_dtype_t dtype, rope_layout_t layout, const
     scene->args.quant = &quant;
   }
   rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
-  if (work.has_factor) {
-    input.q_row_factor = compact_tensor(address_of(12), ROPE_DTYPE_F32, {sizes.tokens});
-    scene->args.input = &input;
+  if (work.has_factor) input.q_row_factor = compact_tensor(address_of(12), ROPE_DTYPE_F32, {sizes.tokens});
+  if (work.has_pass) {
+    input.q_pass = tensor_of(dtype, 16, sizes.heads[0], passed);
+    input.k_pass = tensor_of(dtype, 17, sizes.heads[1], passed);
   }
+  if (work.has_factor || work.has_pass) scene->args.input = &input;
   const rope_status_t status =
       rope::make_rope_problem("test", scene->geometry, scene->args, false, &scene->problem, &scene->step);
   INFO(rope::last_error());
@@ -186,6 +246,8 @@ char letter_of(rope::StepKernel kernel) {
       return 'm';
     case rope::StepKernel::kLong:
       return 'l';
+    case rope::StepKernel::kLongWindow:
+      return 'w';
     case rope::StepKernel::kShortRows:
     case rope::StepKernel::kLongRows:
       return 'r';
@@ -198,6 +260,33 @@ const char *name_of(rope_dtype_t dtype) {
   return dtype == ROPE_DTYPE_F32 ? "F32" : dtype == ROPE_DTYPE_F16 ? "F16" : dtype == ROPE_DTYPE_BF16 ? "BF16" : "F64";
 }
 
+// The letter of each head_dim, first with one token, then with 16384. Layouts make no difference.
+std::string letters_of(const Work &work, rope_dtype_t dtype, bool has_letter_for_more) {
+  Scene scene;
+  std::string letters;
+  for (const int64_t tokens : {1, 16384}) {
+    for (const int32_t head_dim : kHeadDims) {
+      if ((work.has_pass || work.part > 1) && head_dim == 2) continue;
+      std::string of_layouts;
+      for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
+        make_step(work, dtype, layout, {tokens, {8, 2, 2}, head_dim}, &scene);
+        rope::RopePlan plan = {};
+        REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+        const bool is_general = plan.step.kernel == rope::StepKernel::kGeneral;
+        CHECK((is_general || plan.step.has_codes() == (work.has_codes() || work.has_factor)));
+        const bool has_more = plan.step.has_more || plan.step.codes == rope::StepCodes::kAll;
+        const bool is_long = plan.step.kernel == rope::StepKernel::kLong;
+        of_layouts += has_letter_for_more && is_long && has_more ? 'L' : letter_of(plan.step.kernel);
+      }
+      INFO(work.name << ", head_dim " << head_dim << ", " << tokens << " tokens: " << of_layouts);
+      CHECK(of_layouts == std::string(4, of_layouts[0]));
+      letters += of_layouts[0];
+    }
+    if (tokens == 1) letters += ' ';
+  }
+  return letters;
+}
+
 }  // namespace
 
 // Each letter stands for a head_dim of kHeadDims, first with one token, then with 16384. s and l are the kernels of
@@ -205,26 +294,9 @@ const char *name_of(rope_dtype_t dtype) {
 // of rows, and - is the general kernel. Layouts make no difference, and nothing is refused.
 TEST_CASE("a table says which kernel serves which step", "[step plan]") {
   std::ostringstream table;
-  Scene scene;
   for (const Work &work : kWorks) {
     for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
-      std::string letters;
-      for (const int64_t tokens : {1, 16384}) {
-        for (const int32_t head_dim : kHeadDims) {
-          std::string of_layouts;
-          for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
-            make_step(work, dtype, layout, {tokens, {8, 2, 2}, head_dim}, &scene);
-            rope::RopePlan plan = {};
-            REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
-            of_layouts += letter_of(plan.step.kernel);
-          }
-          INFO(work.name << ", head_dim " << head_dim << ", " << tokens << " tokens: " << of_layouts);
-          CHECK(of_layouts == std::string(4, of_layouts[0]));
-          letters += of_layouts[0];
-        }
-        if (tokens == 1) letters += ' ';
-      }
-      table << work.name << " " << name_of(dtype) << ": " << letters << "\n";
+      table << work.name << " " << name_of(dtype) << ": " << letters_of(work, dtype, false) << "\n";
     }
   }
   CHECK(table.str() == R"(norm, rotation F32: -sssssll--- -rllllll---
@@ -282,30 +354,10 @@ norm by head, rotation F64: ----------- -----------
 // features.
 TEST_CASE("a table says which kernel serves which step with codes or factors", "[step plan]") {
   std::ostringstream table;
-  Scene scene;
   for (const Work &work : kCodeWorks) {
-    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
-      std::string letters;
-      for (const int64_t tokens : {1, 16384}) {
-        for (const int32_t head_dim : kHeadDims) {
-          std::string of_layouts;
-          for (const rope_layout_t layout : {ROPE_LAYOUT_BSHD, ROPE_LAYOUT_SBHD, ROPE_LAYOUT_BHSD, ROPE_LAYOUT_THD}) {
-            make_step(work, dtype, layout, {tokens, {8, 2, 2}, head_dim}, &scene);
-            rope::RopePlan plan = {};
-            REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
-            const bool is_general = plan.step.kernel == rope::StepKernel::kGeneral;
-            CHECK((is_general || plan.step.has_codes() == (work.has_codes() || work.has_factor)));
-            const bool has_all = plan.step.has_more || plan.step.codes == rope::StepCodes::kAll;
-            const bool is_long = plan.step.kernel == rope::StepKernel::kLong;
-            of_layouts += is_long && has_all ? 'L' : letter_of(plan.step.kernel);
-          }
-          INFO(work.name << ", head_dim " << head_dim << ", " << tokens << " tokens: " << of_layouts);
-          CHECK(of_layouts == std::string(4, of_layouts[0]));
-          letters += of_layouts[0];
-        }
-        if (tokens == 1) letters += ' ';
-      }
-      table << work.name << " " << name_of(dtype) << ": " << letters << "\n";
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+      if (work.has_codes() && dtype == ROPE_DTYPE_F64) continue;
+      table << work.name << " " << name_of(dtype) << ": " << letters_of(work, dtype, true) << "\n";
     }
   }
   CHECK(table.str() == R"(rotation, E4M3 F32: ----------- -----------
@@ -342,14 +394,14 @@ rotation, pages, E4M3 F32: ----------- -----------
 rotation, pages, E4M3 F16: --LrLLLLL-- --LrLLLLL--
 rotation, pages, E4M3 BF16: --LrLLLLL-- --LrLLLLL--
 norm, rotation of axes, E4M3 F32: ----------- -----------
-norm, rotation of axes, E4M3 F16: --LrLLLLL-- --LrLLLLL--
-norm, rotation of axes, E4M3 BF16: --LrLLLLL-- --LrLLLLL--
+norm, rotation of axes, E4M3 F16: --mmmmLLL-- --LrLLLLL--
+norm, rotation of axes, E4M3 BF16: --mmmmLLL-- --LrLLLLL--
 norm by head, rotation, E4M3 F32: ----------- -----------
-norm by head, rotation, E4M3 F16: --rrrrrrr-- --rrrrrrr--
-norm by head, rotation, E4M3 BF16: --rrrrrrr-- --rrrrrrr--
+norm by head, rotation, E4M3 F16: --mmmmrrr-- --rrrrrrr--
+norm by head, rotation, E4M3 BF16: --mmmmrrr-- --rrrrrrr--
 rotation, norm, E4M3 F32: ----------- -----------
-rotation, norm, E4M3 F16: --rrrrrrr-- --rrrrrrr--
-rotation, norm, E4M3 BF16: --rrrrrrr-- --rrrrrrr--
+rotation, norm, E4M3 F16: --mmmmrrr-- --rrrrrrr--
+rotation, norm, E4M3 BF16: --mmmmrrr-- --rrrrrrr--
 token norm, rotation, E4M3 F32: ----------- -----------
 token norm, rotation, E4M3 F16: --rrrrrrr-- --rrrrrrr--
 token norm, rotation, E4M3 BF16: --rrrrrrr-- --rrrrrrr--
@@ -365,12 +417,98 @@ rotation, factors, E4M3 BF16: --LrLLLLL-- --LrLLLLL--
 rotation, factors F32: ----------- -----------
 rotation, factors F16: --LrLLLLL-- --LrLLLLL--
 rotation, factors BF16: --LrLLLLL-- --LrLLLLL--
+rotation, factors F64: ----------- -----------
 rotation, E4M3, written scales F32: ----------- -----------
 rotation, E4M3, written scales F16: --lrlllll-- --lrlllll--
 rotation, E4M3, written scales BF16: --lrlllll-- --lrlllll--
 rotation, outputs of E4M3, written scales F32: ----------- -----------
 rotation, outputs of E4M3, written scales F16: --lrlllll-- --lrlllll--
 rotation, outputs of E4M3, written scales BF16: --lrlllll-- --lrlllll--
+)");
+}
+
+// Letters as in the table of steps with codes, from a head_dim of 40 on. Windows have 20, 32, 40 and 48 channels, and
+// from a head_dim of 128 on 64. The kernels of whole heads need passes that are a multiple of the window, and for
+// written scales a power of two of it.
+TEST_CASE("a table says which kernel serves which step with channels from another tensor", "[step plan]") {
+  std::ostringstream table;
+  for (const Work &work : kPassWorks) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
+      if (work.has_codes() && dtype == ROPE_DTYPE_F64) continue;
+      table << work.name << " " << name_of(dtype) << ": " << letters_of(work, dtype, true) << "\n";
+    }
+  }
+  CHECK(table.str() == R"(rotation, channels behind it from a pass F32: -sssssssss -l-lllllll
+rotation, channels behind it from a pass F16: -s-sssssss ----llllll
+rotation, channels behind it from a pass BF16: -s-sssssss ----llllll
+rotation, channels behind it from a pass F64: ---------- ----------
+rotation, channels before it from a pass F32: -sssssssss -l-lllllll
+rotation, channels before it from a pass F16: -s-sssssss ----llllll
+rotation, channels before it from a pass BF16: -s-sssssss ----llllll
+rotation, channels before it from a pass F64: ---------- ----------
+channels from a pass, nothing turned F32: -sssssssss -l-lllllll
+channels from a pass, nothing turned F16: -s-sssssss ----llllll
+channels from a pass, nothing turned BF16: -s-sssssss ----llllll
+channels from a pass, nothing turned F64: ---------- ----------
+rotation, cache with the pass F32: -sssssssss -l-lllllll
+rotation, cache with the pass F16: -s-sssssss ----llllll
+rotation, cache with the pass BF16: -s-sssssss ----llllll
+rotation, cache with the pass F64: ---------- ----------
+rotation, pages with the pass F32: -mmmmmmmmm -L-LLLLLLL
+rotation, pages with the pass F16: -m-mmmmmmm ----LLLLLL
+rotation, pages with the pass BF16: -m-mmmmmmm ----LLLLLL
+rotation, pages with the pass F64: ---------- ----------
+rotation, cache of its own for the pass F32: -sssssssss -l-lllllll
+rotation, cache of its own for the pass F16: -s-sssssss ----llllll
+rotation, cache of its own for the pass BF16: -s-sssssss ----llllll
+rotation, cache of its own for the pass F64: ---------- ----------
+cache of its own for the pass, nothing turned F32: -sssssssss -l-lllllll
+cache of its own for the pass, nothing turned F16: -s-sssssss ----llllll
+cache of its own for the pass, nothing turned BF16: -s-sssssss ----llllll
+cache of its own for the pass, nothing turned F64: ---------- ----------
+norm over window and pass, rotation F32: ---------- ----------
+norm over window and pass, rotation F16: ---------- ----------
+norm over window and pass, rotation BF16: ---------- ----------
+norm over window and pass, rotation F64: ---------- ----------
+rotation, pass, factors F32: ---------- ----------
+rotation, pass, factors F16: ----LLLLLL ----LLLLLL
+rotation, pass, factors BF16: ----LLLLLL ----LLLLLL
+rotation, pass, factors F64: ---------- ----------
+rotation, E4M3 with the pass F32: ---------- ----------
+rotation, E4M3 with the pass F16: -s-sssssss ----llllll
+rotation, E4M3 with the pass BF16: -s-sssssss ----llllll
+rotation, E4M3 of its own for the pass F32: ---------- ----------
+rotation, E4M3 of its own for the pass F16: -s-sssssss ----llllll
+rotation, E4M3 of its own for the pass BF16: -s-sssssss ----llllll
+rotation, pass, E4M3, amax F32: ---------- ----------
+rotation, pass, E4M3, amax F16: ----LLLLLL ----LLLLLL
+rotation, pass, E4M3, amax BF16: ----LLLLLL ----LLLLLL
+rotation, E4M3 of its own for the pass, written scales F32: ---------- ----------
+rotation, E4M3 of its own for the pass, written scales F16: ----ll--l- ----ll--l-
+rotation, E4M3 of its own for the pass, written scales BF16: ----ll--l- ----ll--l-
+)");
+}
+
+// Letters from a head_dim of 40 on; w is kLongWindow.
+TEST_CASE("a table says which kernel serves normed heads with a window", "[step plan]") {
+  std::ostringstream table;
+  for (const Work &work : kWindowWorks) {
+    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+      table << work.name << " " << name_of(dtype) << ": " << letters_of(work, dtype, true) << "\n";
+    }
+  }
+  CHECK(table.str() == R"(norm, rotation of a half, cache F32: rmrrmrr--- -rrrrrr---
+norm, rotation of a half, cache BF16: -mrrmrmr-- -w-rwrww--
+norm, rotation of a quarter, cache F32: -mrrmrr--- -r-rrrr---
+norm, rotation of a quarter, cache BF16: -m-rmrmr-- -r--wrww--
+rotation of a half, norm F32: rmrrmrr--- -rrrrrr---
+rotation of a half, norm BF16: -mrrmrmr-- -r-rrrrr--
+norm, rotation of a half, pages F32: rmrrmrr--- -rrrrrr---
+norm, rotation of a half, pages BF16: -mrrmrmr-- -r-rrrrr--
+norm, rotation of a half, E4M3 F32: ---------- ----------
+norm, rotation of a half, E4M3 BF16: -m-rmrmr-- -w-rwrww--
+norm, rotation of a half, E4M3, amax F32: ---------- ----------
+norm, rotation of a half, E4M3, amax BF16: -r-rrrrr-- -r-rrrrr--
 )");
 }
 
@@ -798,7 +936,7 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       }
       const bool is_of_token = plan.step.norm == rope::StepNorm::kOfToken;
       REQUIRE(is_of_token == (work.extent == ROPE_NORM_EXTENT_TOKEN));
-      const uint32_t most_of_token = plan.step.has_codes() ? 512 : 768;
+      const uint32_t most_of_token = plan.step.has_codes() ? rope::kMaxStepCodeThreads : rope::kMaxStepTokenThreads;
       REQUIRE(threads <= (is_of_token ? most_of_token : static_cast<uint32_t>(rope::kMaxStepThreads)));
       const auto lanes = uint64_t{1} << rope::step_lanes_log2(sizes.head_dim, plan.vector_elements);
       REQUIRE(lanes <= 32);

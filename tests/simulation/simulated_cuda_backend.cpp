@@ -56,6 +56,9 @@ Call call_of(SwigluVariant variant) {
     case kSwigluScaledCodeSpans:
     case kSwigluCodeRows:
       return call<SwigluCodeMatrixParams>;
+    case kSwigluCodeGroups:
+    case kSwigluScaledCodeGroups:
+      return call<SwigluCodeGroupParams>;
     case kSwigluExpertCodes:
     case kSwigluRowCodes:
       return call<SwigluExpertCodeParams>;
@@ -135,6 +138,10 @@ std::map<const void *, Call> find_calls() {
       for (const bool has_more : {false, true}) {
         add_norms(norms, StepKernel::kShortMore, StepCodes::kNone, has_more, call<More>,
                   call<WithAngles<More, kMaxShortStepPairs>>, call<WithTable<More>>);
+        if constexpr (sizeof element == 2 && decltype(is_normed)::value) {
+          add_norms(norms, StepKernel::kShortMore, StepCodes::kStatic, has_more, call<WithCodes<More>>,
+                    call<WithCodes<WithAngles<More, kMaxShortStepPairs>>>, call<WithCodes<WithTable<More>>>);
+        }
         for (const StepKernel kernel : {StepKernel::kWarp, StepKernel::kShort}) {
           add_norms(norms, kernel, StepCodes::kNone, has_more, call<Plain>, call<WithAngles<Plain, kMaxShortStepPairs>>,
                     call<WithTable<Plain>>);
@@ -161,6 +168,9 @@ std::map<const void *, Call> find_calls() {
                call<WithAngles<StepRowCodeParams, kMaxLongStepPairs>>, call<StepRowCodeParams>);
       add_all(StepKernel::kLong, StepCodes::kStatic, false, call<WithCodes<StepLongHeadParams>>,
               call<WithCodes<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>, call<WithCodes<StepLongTableParams>>);
+      add_norms(
+          {StepNorm::kBefore}, StepKernel::kLongWindow, StepCodes::kStatic, false, call<WithWindow<StepLongHeadParams>>,
+          call<WithWindow<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>, call<WithWindow<StepLongTableParams>>);
       for (const StepCodes codes : {StepCodes::kScales, StepCodes::kAll}) {
         add_all(StepKernel::kLong, codes, false, call<WithScales<StepLongHeadParams>>,
                 call<WithScales<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,

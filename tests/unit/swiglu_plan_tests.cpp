@@ -1139,6 +1139,7 @@ TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
   geglu.activation = rope::Activation::kGegluTanh;
   constexpr rope_dtype_t kCode = ROPE_DTYPE_F8_E4M3, kPairs = ROPE_DTYPE_F4_E2M1X2;
   const std::string matrix = "matrix codes kernel, vectors of 16 bytes, grid ";
+  const std::string group = "group codes kernel, vectors of 8 bytes, grid ";
   const std::string expert = "expert codes kernel, vectors of 16 bytes, grid ";
   const std::string row = "row codes kernel, vectors of 16 bytes, grid ", element = "codes kernel, vectors of ";
   const struct {
@@ -1147,10 +1148,14 @@ TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
     Options options;
     std::string kernel;
   } rows[] = {
-      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode}, matrix + "80 x 1 of 128"},
-      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "80 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode}, group + "160 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "160 x 1 of 128"},
+      {{40, 2056}, false, {kPlain, false, false, 0, false, 0, kCode}, matrix + "81 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 64}, matrix + "80 x 1 of 128"},
+      {{64, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "448 x 1 of 512"},
       {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 512}, matrix + "40 x 1 of 128"},
-      {{256, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "1792 x 1 of 128"},
+      {{256, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "3584 x 1 of 256"},
+      {{512, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "3584 x 1 of 128"},
       {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "28672 x 1 of 128"},
       {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kCode}, matrix + "114674 x 1 of 128"},
       {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kPairs, 16}, matrix + "14336 x 1 of 128"},

@@ -54,14 +54,14 @@ void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index
 // The parameters that all kernels of whole heads read, without their tensors.
 void set_head_params(const RopeProblem &problem, const RopePlan &plan, StepHeadParams *params) {
   set_token_params(problem, plan.heads.is_flat, params);
-  const uint32_t units = plan.heads.units;
+  const uint32_t units = plan.heads.units, of_window = plan.heads.window_units;
   params->units_per_block = units;
   const int channels = 2 * plan.vector_elements * static_cast<int>(units);
   params->lanes_log2 =
       static_cast<uint32_t>(step_lanes_log2(channels, plan.heads.units_of_thread * plan.vector_elements));
-  // If units are no power of two, each head is one block.
-  params->block_mask = (units & (units - 1)) == 0 ? ~(units - 1) : 0;
-  params->pairs = units * static_cast<uint32_t>(plan.vector_elements);
+  // If units are no power of two, each head is one block. Heads with a window are cut into blocks of its size.
+  params->block_mask = (units & (units - 1)) == 0 ? ~(of_window - 1) : 0;
+  params->pairs = of_window * static_cast<uint32_t>(plan.vector_elements);
   params->to_high = static_cast<int32_t>(params->pairs * dtype_size(problem.geometry->dtype));
   params->implicit_mask = problem.tokens == 1 ? 0 : ~uint32_t{0};
   params->rounds = params->norm.rounds_before_weight || params->norm.rounds_after_weight;
@@ -99,6 +99,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortMoreP
   *params = {};
   set_params(problem, plan, static_cast<StepShortHeadParams<IsNormed> *>(params));
   params->is_after = problem.geometry->norm.is_after;
+  params->window_units = plan.heads.window_units;
+  params->first_window_unit = plan.heads.pieces.is_window_last ? plan.heads.units - plan.heads.window_units : 0;
   set_lookups(problem, &params->lookups);
   int64_t units = 0;
   for (int i = 0; i < plan.heads.pieces.count; ++i) {
@@ -173,7 +175,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
   params->scale_multiplies = problem.step->scale_multiplies;
   params->rounds_before_codes = problem.geometry->rounds_before_codes;
   // Short launches number units through all pieces.
-  const bool is_short = plan.step.kernel != StepKernel::kLong;
+  const bool is_short = plan.step.kernel < StepKernel::kLong;
   int64_t units = 0;
   for (int i = 0; i < plan.heads.pieces.count; ++i) {
     const StepPiece &piece = plan.heads.pieces.piece[i];
@@ -188,6 +190,27 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
     codes->out_batch = piece.out_stride[kBatch];
     codes->out_token = static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, piece.out_stride));
     units += piece.heads << plan.heads.blocks[i].lanes_log2;
+  }
+}
+
+template <typename Params>
+void set_params(const RopeProblem &problem, const RopePlan &plan, WithWindow<Params> *params) {
+  set_params(problem, plan, static_cast<WithCodes<Params> *>(params));
+  const StepHeads &heads = plan.heads;
+  const int64_t size = dtype_size(problem.geometry->dtype);
+  const uint32_t lanes = heads.units / static_cast<uint32_t>(heads.units_of_thread);
+  const auto half = static_cast<int32_t>(heads.units) * plan.vector_elements;
+  params->lanes = heads.window_units;
+  params->first_lane = 0;
+  params->to_other = half;
+  if (!heads.pieces.is_window_last) return;
+  params->first_lane = lanes - heads.window_units;
+  params->to_other = -half;
+  for (int i = 0; i < heads.pieces.count; ++i) {
+    StepLongTensor *const tensor = &params->tensor[i];
+    tensor->in += half * size;
+    if (tensor->cache != nullptr) tensor->cache += half * cache_size(problem, heads.pieces.piece[i].cache);
+    params->codes[i].out += half;
   }
 }
 
@@ -223,8 +246,7 @@ rope_status_t launch_step(const char *function, const RopeProblem &problem, cons
 }
 
 bool has_code_instances(StepKernel kernel) {
-  return kernel == StepKernel::kWarp || kernel == StepKernel::kShort || kernel == StepKernel::kLong ||
-         kernel == StepKernel::kLongRows;
+  return kernel <= StepKernel::kLong || kernel == StepKernel::kLongRows;
 }
 
 }  // namespace
@@ -249,8 +271,12 @@ void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
           has_sums});
   }
   constexpr StepAngles kAngles[] = {StepAngles::kNone, StepAngles::kComputed, StepAngles::kTable};
-  for (const StepKernel kernel : kKernels) {
-    for (const StepAngles angles : kAngles) {
+  const bool may_have_windows = may_have_codes && step_norm_of(geometry) == StepNorm::kBefore;
+  for (const StepAngles angles : kAngles) {
+    if (may_have_windows) {
+      load({StepKernel::kLongWindow, StepNorm::kBefore, angles, is_interleaved, StepCodes::kStatic, false});
+    }
+    for (const StepKernel kernel : kKernels) {
       const auto load_instances = [&](StepCodes codes, bool has_more) {
         // A call without the tensors that are normed has no norm to compute.
         load({kernel, StepNorm::kNone, angles, is_interleaved, codes, has_more});
@@ -278,6 +304,10 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
   const auto launch_short = [&](auto is_normed) {
     using Plain = StepShortHeadParams<decltype(is_normed)::value>;
     using More = StepShortMoreParams<decltype(is_normed)::value>;
+    if (plan.step.kernel == StepKernel::kShortMore && has_codes) {
+      return launch_with(launch_step<WithCodes<More>>, launch_step<WithCodes<WithAngles<More, kMaxShortStepPairs>>>,
+                         launch_step<WithCodes<WithTable<More>>>);
+    }
     if (plan.step.kernel == StepKernel::kShortMore) {
       return launch_with(launch_step<More>, launch_step<WithAngles<More, kMaxShortStepPairs>>,
                          launch_step<WithTable<More>>);
@@ -308,6 +338,10 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
       return launch_with(launch_step<StepLongHeadParams>,
                          launch_step<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>,
                          launch_step<StepLongTableParams>);
+    case StepKernel::kLongWindow:
+      return launch_with(launch_step<WithWindow<StepLongHeadParams>>,
+                         launch_step<WithWindow<WithAngles<StepLongHeadParams, kMaxLongStepPairs>>>,
+                         launch_step<WithWindow<StepLongTableParams>>);
     case StepKernel::kShortRows:
       return launch_with(launch_step<StepRowParams>, launch_step<WithAngles<StepRowParams, kMaxShortStepPairs>>,
                          launch_step<StepRowParams>);

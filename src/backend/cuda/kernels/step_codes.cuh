@@ -13,6 +13,16 @@
 // Vectors 0 and 2 are one unit, 1 and 3 the other. Instructions limit the speed of these launches, and a thread finds
 // its place, the sum of a norm and the scale of a group once for both units.
 //
+// HasWindow is for normed heads with a window that is turned. They are cut into blocks of its size. Vectors 0 and 2 are a
+// unit of a block in the half of the head that has the window. Vectors 1 and 3 are the unit half a head behind them, or
+// before them. With a window of the first 64 of 256 channels:
+//
+//   lane           0          1     …     3          4          5     …
+//   vector 0    0 …   7    8 …  15  …  24 …  31   64 …  71   72 …  79 …
+//          2   32 …  39   40 …  47  …  56 …  63   96 … 103  104 … 111 …
+//          1  128 … 135  136 … 143  … 152 … 159  192 … 199  200 … 207 …
+//          3  160 … 167  168 … 175  … 184 … 191  224 … 231  232 … 239 …
+//
 // Reads each head once, writes it once to each of its destinations, and writes a scale for each group. Each block also
 // reads the positions of its tokens, their rows of a table and the weights of its tensor. Each thread of a cached head
 // reads a slot.
@@ -66,6 +76,26 @@ __device__ __forceinline__ float sum_over_quarters(uint32_t quarter, uint32_t la
   return sum;
 }
 
+// sum_over_quarters for the vectors of HasWindow. `of_window` lanes have the window.
+__device__ __forceinline__ float sum_over_window(uint32_t of_window, uint32_t lanes, uint32_t number,
+                                                 const float (&of_vector)[kVectorsOfCodes]) {
+  const bool is_odd = (number & 1u) != 0, is_upper = (number & 2u) != 0;
+  const auto add_pair = [&](float low, float high) {
+    return add_rounded(is_odd ? high : low, __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1));
+  };
+  const float low = add_pair(of_vector[0], of_vector[1]), high = add_pair(of_vector[2], of_vector[3]);
+  float sum;
+  if (of_window == 2) {
+    sum = add_rounded(low, high);
+  } else {
+    sum = add_rounded(is_upper ? high : low, __shfl_xor_sync(kAllLanes, is_upper ? low : high, 2));
+    for (uint32_t distance = 4; distance < of_window; distance *= 2) sum = add_lane(sum, distance);
+    sum = add_lane(sum, 2);
+  }
+  for (uint32_t distance = of_window; distance < lanes; distance *= 2) sum = add_lane(sum, distance);
+  return add_lane(sum, 1);
+}
+
 constexpr int codes_resident_threads(StepCodes codes) {
   return codes == StepCodes::kStatic   ? kStepCodesResidentThreads
          : codes == StepCodes::kScales ? kStepScalesResidentThreads
@@ -75,10 +105,11 @@ constexpr int codes_resident_threads(StepCodes codes) {
 // kStatic makes codes of a few values at a time; with the others a thread holds all its values as floats. kAll also has
 // roundings within the norm, several position axes, a page table, codes of E5M2, values that are rounded first, codes
 // and words of one tensor, the largest magnitude, and row factors.
-template <typename T, int V, bool IsInterleaved, bool IsNormed, StepCodes kCodes, StepAngles kAngles>
+template <typename T, int V, bool IsInterleaved, bool IsNormed, StepCodes kCodes, StepAngles kAngles,
+          bool HasWindow = false>
 __global__ void __launch_bounds__(kMaxLongCodesThreads,
                                   min_blocks_per_multiprocessor(codes_resident_threads(kCodes), kMaxLongCodesThreads))
-    step_codes_kernel(const __grid_constant__ StepCodesParams<kCodes, kAngles> params) {
+    step_codes_kernel(const __grid_constant__ StepCodesParams<kCodes, kAngles, HasWindow> params) {
   constexpr bool kHasScales = kCodes != StepCodes::kStatic, kHasAll = kCodes == StepCodes::kAll;
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   // The others would take up to 14 % longer for a few tokens.
@@ -99,7 +130,21 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   const uint32_t head = place.thread >> lanes_log2, number = place.thread & ((1u << lanes_log2) - 1);
   const bool has_units = number < (IsNormed ? params.units_per_block : tensor.units) / 2;
   const bool is_present = place.has_row && head < tensor.heads && has_units;
-  const uint32_t vector = IsNormed ? number : number + 3 * (number & block_bits);
+  // The lane's number among those of the window, and whether it is one of them.
+  uint32_t in_window = number;
+  bool has_window_unit = true;
+  if constexpr (HasWindow) {
+    in_window -= params.first_lane;
+    has_window_unit = in_window < params.lanes;
+  }
+  const uint32_t vector = HasWindow  ? number + (number & params.block_mask)
+                          : IsNormed ? number
+                                     : number + 3 * (number & block_bits);
+  // The distance from the first of a thread's vectors to vector i, in elements of some size.
+  const auto distance_to = [&](int i, int32_t size) -> int32_t {
+    if constexpr (HasWindow) return (i / 2 * static_cast<int32_t>(params.pairs) + i % 2 * params.to_other) * size;
+    return i * (static_cast<int32_t>(params.pairs / 2) * size);
+  };
   uint32_t token = place.first_token + place.row;
 
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
@@ -117,7 +162,7 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   const auto load_vectors = [&] {
 #pragma unroll
     for (int i = 0; i < kVectorsOfCodes; ++i) {
-      vectors[i] = load_vector<Vector<T, V>>(in + i * (params.to_high / 2));
+      vectors[i] = load_vector<Vector<T, V>>(in + distance_to(i, sizeof(T)));
     }
   };
   const auto load = [&] {
@@ -147,24 +192,33 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
     __syncthreads();
   }
   const uint32_t read_unit = number < quarter ? number : 0;  // idle lanes compute too
-  const float *angles = cos + place.row * (2 * params.pairs) + Angles::first_of(read_unit);
+  const float *angles = cos + place.row * (2 * params.pairs) +
+                        Angles::first_of(!HasWindow        ? read_unit
+                                         : has_window_unit ? in_window
+                                                           : 0);
   const auto angles_of = [&](uint32_t unit) {
     return Angles{angles + unit * Angles::first_of(quarter), params.pairs, params.pairs};
   };
   const auto weights_of = [&](uint32_t unit) {
-    constexpr uint32_t kStride = V > 4 ? 4 : V;
-    return SharedWeights<V>{shared_weights + (read_unit + unit * quarter) * kStride, params.pairs};
+    constexpr int32_t kStride = V > 4 ? 4 : V;
+    if constexpr (HasWindow) {
+      const auto of_unit = static_cast<int32_t>(vector) + static_cast<int32_t>(unit) * (params.to_other / V) +
+                           (params.to_other < 0 ? static_cast<int32_t>(2 * quarter) : 0);
+      return SharedWeights<V>{shared_weights + of_unit * kStride, params.units_per_block * V,
+                              params.pairs / V * kStride};
+    }
+    return SharedWeights<V>{shared_weights + (read_unit + unit * quarter) * kStride, params.pairs,
+                            V > 4 ? params.pairs / 2 : params.pairs};
   };
   factor = code_factor(factor, params.scale_multiplies);
 
   const auto store_vectors = [&](bool as_codes, char *to) {
-    const int32_t distance = as_codes ? static_cast<int32_t>(params.pairs / 2) : params.to_high / 2;
 #pragma unroll
     for (int i = 0; i < kVectorsOfCodes; ++i) {
       if (as_codes) {
-        store_code_half(to + i * distance, vectors[i]);
+        store_code_half(to + distance_to(i, 1), vectors[i]);
       } else {
-        store_vector(to + i * distance, vectors[i]);
+        store_vector(to + distance_to(i, sizeof(T)), vectors[i]);
       }
     }
   };
@@ -225,11 +279,11 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
     // of a head of 128 channels.
     if (kPrefetches && turn < params.turns_that_prefetch && is_active && token + rows < params.num_tokens) {
       const auto chosen = static_cast<int32_t>((quarter < 4 ? 2 * number : number) % kVectorsOfCodes);
-      prefetch(step(in, rows, tensor.in_token) + chosen * (params.to_high / 2));
+      prefetch(step(in, rows, tensor.in_token) + distance_to(chosen, sizeof(T)));
     }
     const bool has_codes = (tensor.flags & kHasCodes) != 0;
-    const bool is_turned =
-        kIsTurned && is_changed && (kAngles != StepAngles::kTable || lost[token - place.first_token] == 0);
+    const bool is_turned = kIsTurned && is_changed && has_window_unit &&
+                           (kAngles != StepAngles::kTable || lost[token - place.first_token] == 0);
     if constexpr (kHasScales) {
       UnitValues<T, V> values[2] = {{vectors[0], vectors[2]}, {vectors[1], vectors[3]}};
       const auto for_units = [&](const auto &change) {
@@ -290,7 +344,13 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
         float of_vector[kVectorsOfCodes];
 #pragma unroll
         for (int i = 0; i < kVectorsOfCodes; ++i) of_vector[i] = sum_of_squares_in<T, V>(vectors[i]);
-        inverse = inverse_norm(params.norm, sum_over_quarters(quarter, lanes_log2, number, of_vector));
+        float sum;
+        if constexpr (HasWindow) {
+          sum = sum_over_window(params.lanes, quarter, number, of_vector);
+        } else {
+          sum = sum_over_quarters(quarter, lanes_log2, number, of_vector);
+        }
+        inverse = inverse_norm(params.norm, sum);
 #pragma unroll
         for (int i = 0; i < kVectorsOfCodes; ++i) forget_floats(&vectors[i]);
       }
@@ -298,8 +358,8 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
 #pragma unroll
         for (uint32_t unit = 0; unit < 2; ++unit) {
           change_unit<T, V, IsInterleaved, IsNormed, false, decltype(as)::value>(
-              params.norm, inverse, weights_of(unit), is_changed, is_turned, angles_of(unit), factor, &vectors[unit],
-              &vectors[unit + 2]);
+              params.norm, inverse, weights_of(unit), is_changed, is_turned && (!HasWindow || unit == 0),
+              angles_of(unit), factor, &vectors[unit], &vectors[unit + 2]);
         }
       };
       if (has_codes) {
@@ -323,6 +383,19 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
       if (threadIdx.x % 32 == 0) raise_magnitude(amax, of_warp);
     }
   }
+}
+
+template <typename T>
+const void *find_step_window_kernel(const StepVariant &variant) {
+  constexpr int V = kLongStepVectorBytes / static_cast<int>(sizeof(T));
+#define ROPE_STEP_KERNEL(is_interleaved, angles) \
+  reinterpret_cast<const void *>(                \
+      step_codes_kernel<T, V, is_interleaved, true, StepCodes::kStatic, StepAngles::angles, true>)
+  if (variant.angles == StepAngles::kComputed) {
+    return variant.is_interleaved ? ROPE_STEP_KERNEL(true, kComputed) : ROPE_STEP_KERNEL(false, kComputed);
+  }
+  return variant.is_interleaved ? ROPE_STEP_KERNEL(true, kTable) : ROPE_STEP_KERNEL(false, kTable);
+#undef ROPE_STEP_KERNEL
 }
 
 template <typename T, bool IsInterleaved, bool IsNormed, StepCodes kCodes>

@@ -162,6 +162,18 @@ __device__ __forceinline__ float sum_over_lanes(const StepHeadParams &params, ui
   return sum;
 }
 
+// sum_over_lanes for heads with a window of `of_window` units, which are cut into blocks of as many units. Both numbers
+// are powers of two, from 2 on.
+__device__ __forceinline__ float sum_over_blocks(uint32_t of_window, uint32_t units, uint32_t number, float low,
+                                                 float high) {
+  const bool is_odd = (number & 1u) != 0;
+  float sum = add_rounded(is_odd ? high : low, __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1));
+  for (uint32_t distance = 2; distance < of_window; distance *= 2) sum = add_lane(sum, distance);
+  sum = add_lane(sum, 1);
+  for (uint32_t distance = of_window; distance < units; distance *= 2) sum = add_lane(sum, distance);
+  return sum;
+}
+
 // The place of number i of n in shared memory. Threads with vectors of eight read two fours each. If all first fours
 // lie before all second ones, they read from every bank at once.
 template <bool HasEights>
@@ -173,12 +185,13 @@ __device__ __forceinline__ uint32_t spread_fours(uint32_t i, uint32_t n) {
 template <int V>
 struct SharedWeights {
   const float *of_unit;
-  uint32_t half;  // half of the head's channels
+  uint32_t half;     // half of the head's channels
+  uint32_t to_high;  // distance from the unit's first vector to its second
 
   template <int N>
   __device__ __forceinline__ void load(bool is_high, int first, float *weights) const {
     constexpr int kStep = N < 4 ? N : 4;
-    const float *const from = of_unit + (is_high ? (V > 4 ? half / 2 : half) : 0);
+    const float *const from = of_unit + (is_high ? to_high : 0);
 #pragma unroll
     for (int i = 0; i < N; i += kStep) {
       const Vector<float, kStep> vector =

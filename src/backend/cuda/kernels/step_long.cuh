@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   }
   const uint32_t read_unit = number < params.units_per_block ? number : 0;  // idle lanes compute, too
   Angles angles = {cos + place.row * (2 * params.pairs) + Angles::first_of(read_unit), params.pairs, params.pairs};
-  const SharedWeights<V> weights = {shared_weights + read_unit * (V > 4 ? 4 : V), params.pairs};
+  const SharedWeights<V> weights = {shared_weights + read_unit * (V > 4 ? 4 : V), params.pairs,
+                                    V > 4 ? params.pairs / 2 : params.pairs};
   const auto store = [&] {
     if (!is_active) return;
     if (has_out) {

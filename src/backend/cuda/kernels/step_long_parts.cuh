@@ -24,9 +24,11 @@ using StepLongParams =
 static_assert(sizeof(WithScales<StepLongParams<StepAngles::kComputed>>) <= 4096, "");
 
 // The params of step_codes.cuh.
-template <StepCodes kCodes, StepAngles kAngles>
-using StepCodesParams = std::conditional_t<kCodes == StepCodes::kStatic, WithCodes<StepLongParams<kAngles>>,
-                                           WithScales<StepLongParams<kAngles>>>;
+template <StepCodes kCodes, StepAngles kAngles, bool HasWindow>
+using StepCodesParams =
+    std::conditional_t<HasWindow, WithWindow<StepLongParams<kAngles>>,
+                       std::conditional_t<kCodes == StepCodes::kStatic, WithCodes<StepLongParams<kAngles>>,
+                                          WithScales<StepLongParams<kAngles>>>>;
 
 // The block of a thread, and the thread's number in its row.
 template <bool IsNormed>
@@ -113,7 +115,7 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
                                               float *weights) {
   constexpr int kFour = V < 4 ? V : 4;
   const bool is_wide = sizeof(T) == 4 || (tensor.flags & kHasWideWeight) != 0;
-  const uint32_t channels = 2 * params.pairs;
+  const uint32_t channels = params.units_per_block * (2 * V);
   // The last threads begin, because the first ones compute angles.
   for (uint32_t i = (blockDim.x - 1 - threadIdx.x) * kFour; i < channels; i += blockDim.x * kFour) {
     float w[kFour] = {};

@@ -130,6 +130,15 @@ struct WithCodes : Params {
   StepHeadCodes codes[Params::kPieces];
 };
 
+// Parameters of kLongWindow: the lanes of a head that have its window, and the distance in channels from a thread's
+// first unit, which may be one of the window, to its second unit in the other half of the head.
+template <typename Params>
+struct WithWindow : WithCodes<Params> {
+  uint32_t first_lane;
+  uint32_t lanes;
+  int32_t to_other;
+};
+
 // Written scales of groups of blocks. If both a piece's output and its cache have scales, these have equal groups.
 struct StepHeadScales {
   WrittenScales out;
@@ -176,6 +185,8 @@ struct StepMoreTensor {
 template <bool IsNormed>
 struct StepShortMoreParams : StepShortHeadParams<IsNormed> {
   bool is_after;
+  uint32_t window_units;       // units of a normed head that are turned, if they are a power of two
+  uint32_t first_window_unit;  // number of the first of them
   StepMoreTensor more[StepShortHeadParams<IsNormed>::kPieces];
   StepLookups lookups;
 };

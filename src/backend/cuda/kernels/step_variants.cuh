@@ -26,6 +26,9 @@ const void *find_step_kernel(const StepVariant &variant) {
         if (variant.has_codes()) return find_step_codes_kernel<T>(variant);
       }
       return find_step_long_kernel<T>(variant);
+    case StepKernel::kLongWindow:
+      if constexpr (kMayHaveCodes<T>) return find_step_window_kernel<T>(variant);
+      return nullptr;
     case StepKernel::kShortRows:
     case StepKernel::kLongRows:
       return find_step_rows_kernel<T>(variant);

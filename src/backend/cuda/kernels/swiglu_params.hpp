@@ -29,11 +29,13 @@ enum SwigluWork {
   kSwigluScaledCodeMatrix,  // forward to codes: SwigluPlan::is_matrix, with a scale for each group of a row
   kSwigluScaledCodeSpans,   // likewise, two vectors of a group and any number of rows for each thread
   kSwigluCodeRows,          // forward to codes: SwigluPlan::is_matrix, with a scale for each row
-  kSwigluExpertCodes,       // forward to codes: SwigluPlan::is_expert_matrix
-  kSwigluRowCodes,          // forward to codes: SwigluPlan::is_expert_matrix without SwigluProblem::expert_rows
-  kSwigluCodes,             // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
-  kSwigluGradientCodes,     // backward, a gradient to codes of 8 bits
-  kSwigluCodeBlocks,        // forward to codes by row and by column: SwigluCallPlan::has_blocks
+  kSwigluCodeGroups,        // forward to codes: SwigluPlan::has_group_warps, without written scales
+  kSwigluScaledCodeGroups,
+  kSwigluExpertCodes,    // forward to codes: SwigluPlan::is_expert_matrix
+  kSwigluRowCodes,       // forward to codes: SwigluPlan::is_expert_matrix without SwigluProblem::expert_rows
+  kSwigluCodes,          // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
+  kSwigluGradientCodes,  // backward, a gradient to codes of 8 bits
+  kSwigluCodeBlocks,     // forward to codes by row and by column: SwigluCallPlan::has_blocks
   kSwigluGradientCodeBlocks,
   kNumSwigluWorks
 };
@@ -153,6 +155,24 @@ struct SwigluCodeBlockParams {
 struct SwigluExpertStrides {
   int64_t expert;
   int64_t row;
+};
+
+// Forward to codes of a matrix in a short launch, which waits for each cache line of these. Strides are in bytes.
+struct SwigluCodeGroupParams {
+  const char *in[2];
+  char *out;
+  char *scales;  // or the static scale; NULL: 1
+  int64_t in_row[2];
+  int64_t out_row;
+  int64_t scales_row;
+  int64_t scales_group;
+  int64_t scales_four;  // of every fourth group
+  bool scale_multiplies;
+  FastDivmod groups_per_row;
+  uint32_t num_threads;
+  uint32_t floor;  // the bits of scale_floor
+  ScaleForm form;
+  bool rounds_first;  // values are rounded to the data's type before scales and codes
 };
 
 // Forward to codes: a matrix, or one for each index of a first axis. Strides are in bytes, those of scales in elements.

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/kernels/swiglu.cuh"
 #include "backend/cuda/kernels/swiglu_code_blocks.cuh"
+#include "backend/cuda/kernels/swiglu_code_groups.cuh"
 #include "backend/cuda/kernels/swiglu_code_matrix.cuh"
 #include "backend/cuda/kernels/swiglu_codes.cuh"
 #include "backend/cuda/kernels/swiglu_expert_codes.cuh"
@@ -39,6 +40,15 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluCodeRows:
       if constexpr (kSize == 2) {
         if (vector_elements == 8 && !variant.is_alternating && !has_options) return find_swiglu_code_kernel<T>(variant);
+      }
+      return nullptr;
+    case kSwigluCodeGroups:
+    case kSwigluScaledCodeGroups:
+      if constexpr (kSize == 2) {
+        if (vector_elements == 4 && !variant.is_alternating && variant.formula == SwigluFormula::kPlain) {
+          return variant.work == kSwigluCodeGroups ? reinterpret_cast<const void *>(swiglu_code_group_kernel<T, false>)
+                                                   : reinterpret_cast<const void *>(swiglu_code_group_kernel<T, true>);
+        }
       }
       return nullptr;
     case kSwigluExpertCodes:
