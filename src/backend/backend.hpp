@@ -20,7 +20,8 @@ struct Backend {
   rope_status_t (*open_swiglu)(const char *function, rope_dtype_t dtype, int32_t device_index, int32_t num_threads,
                                DeviceInfo *device);
 
-  // Run a planned, non-empty problem or call on an opened device. CUDA enqueues the work; the CPU finishes it before returning.
+  // Run a planned, non-empty problem or call on an opened device. CUDA enqueues the work; the CPU finishes it before
+  // returning.
   rope_status_t (*run_rope)(const char *function, const RopeProblem &problem, const RopePlan &plan,
                             int32_t device_index, rope_stream_t stream);
   rope_status_t (*fill_tables)(const char *function, const TableProblem &problem, const DeviceInfo &device,

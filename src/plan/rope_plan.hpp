@@ -57,7 +57,8 @@ struct StepGradients {
   uint32_t shared_lost;         // tokens for which a block stores whether they are lost
 };
 
-// How a piece is distributed over threads, and how StepKernel::kLong divides it; kernels/step_long.cuh and step_codes.cuh have diagrams.
+// How a piece is distributed over threads, and how kLong and kLongWindow divide it; kernels/step_long.cuh and
+// step_codes.cuh have diagrams.
 struct StepPieceBlocks {
   uint32_t lanes_log2;  // log2 of the threads per head
   uint32_t rows;
@@ -66,14 +67,15 @@ struct StepPieceBlocks {
   uint32_t first_block;  // first block of each group
 };
 
-// For StepKernel::kWarp, kShort and kLong.
+// For the kernels of whole heads: StepKernel::kWarp to kLongWindow.
 struct StepHeads {
   bool is_flat;           // tokens are numbered through all batches
   uint32_t units;         // units of a block of channels: a whole head, a window, or as many channels outside it
   uint32_t window_units;  // units of a block that are turned: the first ones, unless pieces.is_window_last
   int units_of_thread;
   uint32_t turns;
-  uint32_t turns_that_prefetch;  // with codes: the first turns of a block, which prefetch what the next turn reads
+  uint32_t turns_that_prefetch;  // the first turns of a block, which prefetch what the next turn reads; 0 in kLong
+                                 // without codes
   uint32_t blocks_per_group;
   uint32_t tokens_ahead;  // distance, in tokens, at which positions and table rows are prefetched
   StepPieces pieces;

@@ -34,7 +34,8 @@ enum class StepAngles {
   kTable
 };
 
-// The outputs and caches of 8 bits that an instance of a kernel supports. kLongWindow has instances of kStatic only.
+// The outputs and caches of 8 bits that an instance of a kernel supports. kLongWindow has instances of kStatic only,
+// which serve calls without codes too; kShortMore has them for heads that are normed and turned.
 enum class StepCodes : uint8_t {
   kNone,
   kStatic,  // codes of E4M3, with a given scale or none; all outputs of such a tensor are codes

@@ -90,6 +90,7 @@ StepPiece whole_piece(const RopeProblem &problem, int index) {
 bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces) {
   pieces->count = 0;
   pieces->window_channels = 0;
+  pieces->is_window_last = false;
   const auto add = [&](const StepPiece &piece) {
     int at = pieces->count++;
     for (; at > 0 && pieces->piece[at - 1].channels < piece.channels; --at) pieces->piece[at] = pieces->piece[at - 1];

@@ -345,8 +345,8 @@ bool has_plain_groups(const SwigluProblem &problem) {
          problem.expert_rows == nullptr && code_formula_of(problem) == SwigluFormula::kPlain;
 }
 
-// Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes. Returns whether
-// the problem is one.
+// Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes, or of 8 with
+// has_group_warps. Returns whether the problem is one.
 bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
   constexpr int64_t kElements = kMaxVectorBytes / 2;

@@ -288,24 +288,25 @@ constexpr uint32_t kSwigluCodeThreads = 128;
 // Kernels of spans, whose threads have several rows and two vectors of a group, and those of plain experts, need an
 // instruction for codes of 8 bits.
 constexpr int kMinSwigluSpanCapability = 89;
-// Up to so many vectors for each multiprocessor, a thread has one vector of a group instead of two. 869: 2.91 us against
-// 3.10 with two vectors; 3475: 9.14 and 8.24.
+// Up to so many vectors for each multiprocessor, a thread has one vector of a group instead of two. Scales by 128,
+// before kMaxSwigluGroupWarpVectors: 869: 2.91 us against 3.10 with two vectors; 3475: 9.14 and 8.24.
 constexpr int64_t kMaxSwigluSmallCodeVectors = 1800;
-// Up to kMaxSwigluGroupWarpVectors, a warp has kSwigluCodeGroup channels, if a call needs nothing but a scale. Many small
-// blocks begin too slowly. NVIDIA H100, 2026-11-27, scales by 128 with 128, 256 and 512 threads in a block: 13 vectors
-// 0.91, 0.92 and 1.30 us, 108: 1.11, 1.30 and 1.29, 869: 3.08, 2.42 and 2.19, 3475: 9.87, 8.16 and 8.54.
+// Above so many, a thread takes several rows. NVIDIA H100, 2026-11-27, with 1, 2, 4 and 8 rows at 111 000: scales by
+// 128 191.5, 192.6, 196.1 and 198.3 us, codes of 4 bits 186.3, 177.8, 180.1 and 182.8. On an H200, which has more
+// bandwidth, instructions limit the speed; the next two are for it.
+constexpr int64_t kMinSwigluCodeSpanVectors = 14000;
+constexpr uint32_t kSwigluCodeSpan = 2;
+constexpr uint32_t kSwigluCodePairSpan = 4;  // codes of 4 bits, whose arithmetic limits the speed
+// Up to so many vectors, a warp has kSwigluCodeGroup channels, if a call needs nothing but a scale. Many small blocks
+// begin too slowly. NVIDIA H100, 2026-11-27, scales by 128 with 128, 256 and 512 threads in a block: 13 vectors 0.91,
+// 0.92 and 1.30 us, 108: 1.11, 1.30 and 1.29, 869: 3.08, 2.42 and 2.19, 3475: 9.87, 8.16 and 8.54.
 constexpr int64_t kMaxSwigluGroupWarpVectors = 4000;
 constexpr int kSwigluCodeGroup = 128;
 constexpr uint32_t kMaxSwigluGroupThreads = 512;
 constexpr uint32_t swiglu_group_threads(int64_t vectors_per_multiprocessor) {
-  return vectors_per_multiprocessor <= 300 ? 128 : vectors_per_multiprocessor <= 1800 ? kMaxSwigluGroupThreads : 256;
+  constexpr int64_t kFew = 300, kMany = 1800;
+  return vectors_per_multiprocessor <= kFew ? 128 : vectors_per_multiprocessor <= kMany ? kMaxSwigluGroupThreads : 256;
 }
-// Above so many, a thread takes several rows. 3475: 8.25 us with one row, 8.37 with two. NVIDIA H100, 2026-11-27, with
-// 1, 2, 4 and 8 rows at 111 000: scales by 128 191.5, 192.6, 196.1 and 198.3 us, codes of 4 bits 186.3, 177.8, 180.1 and
-// 182.8. On an H200, which has more bandwidth, instructions limit the speed; the next two are for it.
-constexpr int64_t kMinSwigluCodeSpanVectors = 14000;
-constexpr uint32_t kSwigluCodeSpan = 2;
-constexpr uint32_t kSwigluCodePairSpan = 4;         // codes of 4 bits, whose arithmetic limits the speed
 constexpr uint32_t kMaxSwigluCodeRowThreads = 512;  // of a block of a row that has one scale
 constexpr int kVectorsOfCodeRow = 4;                // that a thread holds there
 constexpr int64_t kSwigluCodeElements = 1024;       // of a block of codes without written scales

@@ -285,6 +285,24 @@ TEST_CASE("what is not turned keeps its bits", "[rope][step]") {
   }
 }
 
+TEST_CASE("heads of two tensors have different channels, and one of them has no heads", "[rope][step][norm]") {
+  for (const uint32_t flags : {uint32_t{0}, uint32_t{ROPE_FLAG_UNROTATED}}) {
+    for (const rope_norm_type_t norm : {ROPE_NORM_RMS, ROPE_NORM_LAYER}) {
+      StepCase step;
+      step.dtype = ROPE_DTYPE_BF16;
+      step.layout = ROPE_LAYOUT_THD;
+      step.head_dim = 128;
+      step.rotary_dim = 64;
+      step.norm = norm;
+      step.flags = flags;
+      step.q.heads = 0;
+      step.q.is_window = true;
+      step.k.heads = 3;
+      step.check();
+    }
+  }
+}
+
 TEST_CASE("a descriptor without frequencies copies", "[rope][step]") {
   StepCase step;
   step.theta = 0;

@@ -16,14 +16,15 @@ usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--rope-bench FI
 
 The implementations are librope through ctypes; the formulas of Hugging Face's models in torch, eager and compiled
 (modes default and max-autotune-no-cudagraphs); Triton kernels as in the tutorials; and flash-attn, Liger, vLLM, sglang,
-flashinfer and TransformerEngine if they are installed. For a step (norm, rotation, cache) vLLM, sglang and flashinfer
-run the shortest sequence of kernels that they have. The preparation of an implementation (tables of cosines, gathered
-rows, flat views) is not timed.
+flashinfer and TransformerEngine if they are installed. For a step (norm, rotation, cache), and for outputs that are
+codes, vLLM, sglang and flashinfer run the shortest sequence of kernels that they have. The preparation of an
+implementation (tables of cosines, gathered rows, flat views) is not timed.
 
 Method: the results of each implementation are first compared with a reference in double; the memory of its outputs is
-filled with NaN before. Times are medians of replays of a CUDA graph of several calls over buffers that together exceed
-the L2 cache (decode: four sets inside it), alternating with replays of a copy kernel (16 bytes per thread) that moves
-as many bytes.
+filled with NaN before. Codes times their scale may differ from it by the distance to the next code. Times are medians
+of replays of a CUDA graph of several calls over buffers that together exceed the L2 cache (decode: four sets inside
+it), alternating with replays of a copy kernel (16 bytes per thread; where outputs are codes, it writes 8 of 16) that
+moves as many bytes.
 """
 
 import argparse
@@ -63,6 +64,11 @@ WORKLOADS = [
     "step/cache-alone/0+8+8/nhd-i64/bf16"
 ] + [f"step/{step}/decode-{tokens}/bf16" for step in ("norm-rope", "rope-cache", "norm-rope-cache", "cache-alone")
      for tokens in (1, 8, 64, 256)]
+# Outputs that are codes of E4M3.
+WORKLOADS += [f"swiglu/codes/{rows}x14336/scales-{scales}/bf16" for scales in ("static", "128")
+              for rows in (8192, 1, 8, 64, 256)]
+WORKLOADS += [f"step/{step}/{shape}/bf16" for step in ("rope-cache/codes-cache", "norm-rope-cache/codes-all")
+              for shape in ("half", "decode-1", "decode-8", "decode-64", "decode-256")]
 
 
 def read_cases():
@@ -100,8 +106,13 @@ abi = importlib.util.module_from_spec(abi_spec)
 abi_spec.loader.exec_module(abi)
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+CODE = torch.float8_e4m3fn
+LARGEST_CODE = 448.0
+CODE_SCALE = 2.0**-5  # the static scale
+SCALE_FLOOR = 1e-10  # the least largest magnitude that gives a written scale
 DTYPE_NUMBERS = {torch.float32: abi.ROPE_DTYPE_F32, torch.float16: abi.ROPE_DTYPE_F16,
-                 torch.bfloat16: abi.ROPE_DTYPE_BF16, torch.int32: abi.ROPE_DTYPE_I32, torch.int64: abi.ROPE_DTYPE_I64}
+                 torch.bfloat16: abi.ROPE_DTYPE_BF16, torch.int32: abi.ROPE_DTYPE_I32, torch.int64: abi.ROPE_DTYPE_I64,
+                 CODE: abi.ROPE_DTYPE_F8_E4M3}
 LAYOUTS = {"bshd": abi.ROPE_LAYOUT_BSHD, "sbhd": abi.ROPE_LAYOUT_SBHD, "bhsd": abi.ROPE_LAYOUT_BHSD,
            "thd": abi.ROPE_LAYOUT_THD}
 STYLES = {"half": abi.ROPE_STYLE_HALF, "interleaved": abi.ROPE_STYLE_INTERLEAVED}
@@ -167,7 +178,7 @@ class Workload:
     Subclasses have these functions, which read or compute a few sampled tokens or rows of set 0 in double:
       before()        the inputs. It runs before a call, which may overwrite them
       exact(before)   the expected outputs
-      got(outputs)    the outputs of a call; None: the call worked in place
+      got(outputs)    the outputs of a call, codes times their scale; None: the call worked in place
     """
 
     def __init__(self, case, options):
@@ -177,6 +188,8 @@ class Workload:
         self.is_backward = case.get("direction") == "backward"
         self.is_resident = case.get("measure") == "resident"
         self.is_tiny = options.tiny
+        self.has_codes, self.has_code_q = "codes" in case, case.get("codes") == "all"
+        self.scale = torch.full((1,), CODE_SCALE, device=self.device)
         self.generator = torch.Generator(device=self.device)
         self.generator.manual_seed(1)
 
@@ -196,9 +209,17 @@ class Workload:
         l2 = torch.cuda.get_device_properties(0).L2_cache_size
         return max(2, min(64, math.ceil(4 * l2 / footprint)))
 
-    def allowed_error(self):
-        """The largest relative error. It is larger than that of librope: peers round more than once."""
+    def rounding_error(self):
+        """The largest relative error without codes. It is larger than that of librope: peers round more than once."""
         return {"f32": 5e-3, "f16": 2e-3, "bf16": 1e-2}[self.dtype_name]
+
+    def allowed_error(self):
+        """The largest relative error. Codes rounded to nearest have about 0.026, truncated ones 0.052."""
+        return 4e-2 if self.has_codes else self.rounding_error()
+
+    def code_scales(self, exact):
+        """The scales of the exact outputs, or None for outputs that are not codes."""
+        return [None] * len(exact)
 
 
 class RopeWorkload(Workload):
@@ -217,10 +238,8 @@ class RopeWorkload(Workload):
         self.theta = float(case.get("theta", 5e5))
         exponents = torch.arange(self.pairs, dtype=torch.float64, device=self.device) * (-2.0 / self.rotary_dim)
         self.inv_freq = self.theta**exponents
-        size = torch.empty(0, dtype=self.dtype).element_size()
-        rows, heads = self.batch * self.tokens, self.q_heads + self.k_heads + self.v_heads
-        self.bytes_in_place = 2 * rows * heads * self.rotary_dim * size
-        self.bytes_out_of_place = 2 * rows * heads * self.head_dim * size
+        rows = self.batch * self.tokens
+        self.count_bytes(rows, torch.empty(0, dtype=self.dtype).element_size())
         # `positions` has those of tokens b * S + s, `row_positions` those of rows in memory order.
         if self.is_resident:
             self.positions = torch.randint(0, 8192, (rows,), device=self.device, generator=self.generator)
@@ -238,6 +257,11 @@ class RopeWorkload(Workload):
         self.sets = self.count_sets(self.bytes_in_place / 2)  # in place, bytes are read and written once each
         self.make_inputs()
         self.outputs = None
+
+    def count_bytes(self, rows, size):
+        heads = self.q_heads + self.k_heads + self.v_heads
+        self.bytes_in_place = 2 * rows * heads * self.rotary_dim * size
+        self.bytes_out_of_place = 2 * rows * heads * self.head_dim * size
 
     def make_inputs(self):
         self.q = [self.random(*self.shape(self.q_heads)) for _ in range(self.sets)]
@@ -306,6 +330,13 @@ class RopeWorkload(Workload):
 class StepWorkload(RopeWorkload):
     """Those of RMS norm, rotation and cache that the case has, on views of one packed tensor [T, Hq + Hk + Hv, D]."""
 
+    def count_bytes(self, rows, size):
+        super().count_bytes(rows, size)
+        if self.has_codes:
+            of_q = self.q_heads * (size + (1 if self.has_code_q else size))
+            of_caches = (self.k_heads + self.v_heads) * (size + 1)
+            self.bytes_in_place = self.bytes_out_of_place = rows * self.head_dim * (of_q + of_caches)
+
     def make_inputs(self):
         self.has_norm, self.has_cache = "norm" in self.case, "cache" in self.case
         self.is_turned = self.case.get("rotated") != "no"
@@ -333,13 +364,20 @@ class StepWorkload(RopeWorkload):
         else:
             self.entries = token % PAGE_ENTRIES
             self.slots = self.pages[token // PAGE_ENTRIES] * PAGE_ENTRIES + self.entries
+        dtype = CODE if self.has_codes else self.dtype
         self.k_cache, self.v_cache = ([
-            torch.empty(self.num_pages, PAGE_ENTRIES, heads, self.head_dim, dtype=self.dtype, device=self.device)
+            torch.empty(self.num_pages, PAGE_ENTRIES, heads, self.head_dim, dtype=dtype, device=self.device)
             for _ in range(self.sets)
         ] for heads in (self.k_heads, self.v_heads))
 
     def inputs(self, i):
         return [tensors[i] for tensors in (self.q, self.k, self.v) if tensors[i] is not None]
+
+    def given_outputs(self):
+        """With codes of q there is one output beside the caches."""
+        if self.outputs is None and self.has_code_q:
+            self.outputs = [[torch.empty_like(q, dtype=CODE)] for q in self.q]
+        return super().given_outputs()
 
     def poison(self):
         for cache in (self.k_cache[0], self.v_cache[0]) if self.has_cache else ():
@@ -354,13 +392,20 @@ class StepWorkload(RopeWorkload):
         results = super().exact(turned) if self.is_turned else [rows for rows, _ in turned]
         return results + [rows for rows, _ in unturned]
 
+    def code_scales(self, exact):
+        if not self.has_codes:
+            return super().code_scales(exact)
+        scale = self.scale.double()
+        return [scale if self.has_code_q else None, scale, scale]
+
     def got(self, outputs):
         given = self.inputs(0) if outputs is None else outputs
         beside_cache = given[:(self.q[0] is not None) + (not self.has_cache)]  # k and v are read from their caches
         rows = [self.sampled(tensor)[0] for tensor in beside_cache]
         slots = self.slots[self.sampled_tokens()] if self.has_cache else None
         caches = (self.k_cache[0], self.v_cache[0]) if self.has_cache else ()
-        return rows + [cache.flatten(0, 1)[slots].double() for cache in caches]
+        rows += [cache.flatten(0, 1)[slots].double() for cache in caches]
+        return [values if scale is None else values * scale for values, scale in zip(rows, self.code_scales(rows))]
 
 
 class SwigluWorkload(Workload):
@@ -371,8 +416,14 @@ class SwigluWorkload(Workload):
         if self.is_tiny:
             self.rows, self.columns = min(self.rows, 5), 256
         self.is_packed = case.get("gate") == "packed"
-        size = torch.empty(0, dtype=self.dtype).element_size()
-        self.bytes_in_place = self.bytes_out_of_place = self.rows * self.columns * size * (5 if self.is_backward else 3)
+        scales = case.get("scales", "static")
+        self.scale_group = 0 if scales == "static" else int(scales)  # columns of a written scale
+        size, elements = torch.empty(0, dtype=self.dtype).element_size(), self.rows * self.columns
+        self.bytes_in_place = elements * size * (5 if self.is_backward else 3)
+        if self.has_codes:
+            scales = elements // self.scale_group if self.scale_group else 0
+            self.bytes_in_place = elements * (2 * size + 1) + scales * 4
+        self.bytes_out_of_place = self.bytes_in_place
         self.sets = self.count_sets(self.bytes_in_place)
         self.packed, self.gate, self.up = [], [], []
         for _ in range(self.sets):
@@ -390,10 +441,13 @@ class SwigluWorkload(Workload):
         return [self.gate[i], self.up[i]]
 
     def given_outputs(self):
+        """The output, or both gradients, or codes and their written scales."""
         if self.outputs is None:
-            count = 2 if self.is_backward else 1
+            kinds = [(self.columns, CODE if self.has_codes else self.dtype)] * (2 if self.is_backward else 1)
+            if self.scale_group:
+                kinds.append((self.columns // self.scale_group, torch.float32))
             self.outputs = [[
-                torch.empty(self.rows, self.columns, dtype=self.dtype, device=self.device) for _ in range(count)
+                torch.empty(self.rows, columns, dtype=dtype, device=self.device) for columns, dtype in kinds
             ] for _ in range(self.sets)]
         return self.outputs
 
@@ -411,8 +465,23 @@ class SwigluWorkload(Workload):
             return [gate * sigmoid * up]
         return [before[2] * up * sigmoid * (1 + gate * (1 - sigmoid)), before[2] * gate * sigmoid]
 
+    def code_scales(self, exact):
+        if not self.has_codes:
+            return super().code_scales(exact)
+        if not self.scale_group:
+            return [self.scale.double()]
+        largest = exact[0].unflatten(-1, (-1, self.scale_group)).abs().amax(-1).clamp(min=SCALE_FLOOR)
+        return [self.of_columns(largest / LARGEST_CODE)]
+
+    def of_columns(self, scales):
+        """Written scales, each repeated for the columns of its group."""
+        return scales.repeat_interleave(self.scale_group, -1)
+
     def got(self, outputs):
-        return [self.sampled(tensor) for tensor in outputs]
+        results = [self.sampled(tensor) for tensor in outputs]
+        if not self.has_codes:
+            return results
+        return [results[0] * (self.of_columns(results[1]) if self.scale_group else self.scale)]
 
 
 def make_workload(case, options):
@@ -436,7 +505,7 @@ def poison_of(tensors):
 
 
 def add_step(args, workload, i):
-    """Adds to the args of a rotation of set i what a step has in addition."""
+    """Adds the norm, cache and scales of a step to the args of a rotation of set i."""
     if not workload.is_turned:
         args.flags |= abi.ROPE_FLAG_UNROTATED
     if workload.has_norm:
@@ -449,6 +518,12 @@ def add_step(args, workload, i):
         cache = abi.rope_cache_args_t(ctypes.sizeof(abi.rope_cache_args_t), slots=view_of(workload.slots))
         cache.k_cache, cache.v_cache = view_of(workload.k_cache[i]), view_of(workload.v_cache[i])
         args.cache = ctypes.pointer(cache)
+    if workload.has_codes:
+        scale = view_of(workload.scale)
+        quant = abi.rope_quant_args_t(ctypes.sizeof(abi.rope_quant_args_t), k_scale=scale, v_scale=scale)
+        if workload.has_code_q:
+            quant.q_scale = scale
+        args.quant = ctypes.pointer(quant)
 
 
 def librope(library, workload, case):
@@ -469,6 +544,13 @@ def librope(library, workload, case):
                 args.grad_gate, args.grad_up = view_of(given[i][0]), view_of(given[i][1])
             else:
                 args.out = view_of(given[i][0])
+            if workload.has_codes:
+                quant = abi.swiglu_quant_args_t(ctypes.sizeof(abi.swiglu_quant_args_t))
+                if workload.scale_group:
+                    quant.scales_out = view_of(given[i][1])
+                else:
+                    quant.scale = view_of(workload.scale)
+                args.quant = ctypes.pointer(quant)
             args_of_sets.append(args)
         function = "swiglu_backward" if workload.is_backward else "swiglu_forward"
     else:
@@ -491,7 +573,7 @@ def librope(library, workload, case):
                 add_step(args, workload, i)
             if is_out_of_place:
                 args.q_out = view_of(given[i][0])
-                if workload.k[i] is not None:
+                if len(given[i]) > 1:
                     args.k_out = view_of(given[i][1])
             if "positions" in case:
                 args.positions = view_of(workload.positions)
@@ -511,6 +593,18 @@ def librope(library, workload, case):
     return Implementation(run, poison=poison_of(given[0]))
 
 
+def quantised(values, scale):
+    """Codes of E4M3, as vLLM has them in torch."""
+    return (values.float() * scale.reciprocal()).clamp(-LARGEST_CODE, LARGEST_CODE).to(CODE)
+
+
+def quantised_in_groups(values, size):
+    """Codes of E4M3, and a written scale for each group of `size` columns."""
+    groups = values.float().unflatten(-1, (-1, size))
+    scales = groups.abs().amax(-1, keepdim=True).clamp(min=SCALE_FLOOR) / LARGEST_CODE
+    return quantised(groups, scales).flatten(-2), scales.squeeze(-1)
+
+
 def formula(workload):
     """The workload in torch, as in Hugging Face's models: a function of tensors that returns the outputs, and a
     function that returns its arguments for set i."""
@@ -523,16 +617,20 @@ def formula(workload):
 
             return gradient, lambda i: (workload.gate[i], workload.up[i], workload.grad_out[i])
         if workload.is_packed:
-            columns = workload.columns
+            columns, has_codes, group = workload.columns, workload.has_codes, workload.scale_group
 
-            def gated_packed(packed):
-                return (torch.nn.functional.silu(packed[:, :columns]) * packed[:, columns:],)
+            def gated_packed(packed, scale):
+                product = torch.nn.functional.silu(packed[:, :columns]) * packed[:, columns:]
+                if group:
+                    return quantised_in_groups(product, group)
+                return (quantised(product, scale) if has_codes else product,)
 
-            return gated_packed, lambda i: (workload.packed[i],)
+            return gated_packed, lambda i: (workload.packed[i], workload.scale)
         return (lambda gate, up: (torch.nn.functional.silu(gate) * up,)), lambda i: (workload.gate[i], workload.up[i])
 
     positions = workload.row_positions
-    cos, sin = workload.cos[positions], workload.sin[positions]
+    cos, sin = (workload.cos32, workload.sin32) if workload.has_codes else (workload.cos, workload.sin)
+    cos, sin = cos[positions], sin[positions]
     if workload.is_backward:
         sin = -sin
     width = workload.rotary_dim
@@ -559,7 +657,7 @@ def formula(workload):
 
     def rotated(x, cos, sin):
         if width == head_dim:
-            return x * cos + rotated_half(x) * sin
+            return (x * cos + rotated_half(x) * sin).to(x.dtype)
         window = x[..., :width]
         return torch.cat((window * cos + rotated_half(window) * sin, x[..., width:]), -1)
 
@@ -572,28 +670,37 @@ def formula(workload):
 
 
 def step_formula(workload, rotated, cos, sin):
-    """formula() for a step; k_rows and v_rows are the caches as [pages * entries, H, D]."""
+    """formula() for a step; k_rows and v_rows are the caches as [pages * entries, H, D]. Codes are bytes there, because
+    index_copy_ rejects float8."""
     has_norm, is_turned, has_cache = workload.has_norm, workload.is_turned, workload.has_cache
+    has_codes, has_code_q = workload.has_codes, workload.has_code_q
 
     def normed(x, weight):
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPS)).to(x.dtype) * weight
 
-    def step(q, k, v, q_weight, k_weight, cos, sin, k_rows, v_rows, slots):
+    def cached(x, scale):
+        return quantised(x, scale).view(torch.uint8) if has_codes else x
+
+    def step(q, k, v, q_weight, k_weight, cos, sin, k_rows, v_rows, slots, scale):
         if has_norm:
             q, k = normed(q, q_weight), normed(k, k_weight)
         if is_turned:
             q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         if not has_cache:
             return q, k
-        k_rows.index_copy_(0, slots, k)
-        v_rows.index_copy_(0, slots, v)
-        return () if q is None else (q,)
+        k_rows.index_copy_(0, slots, cached(k, scale))
+        v_rows.index_copy_(0, slots, cached(v, scale))
+        if q is None:
+            return ()
+        return (quantised(q, scale) if has_code_q else q,)
 
     def inputs(i):
-        cache = (workload.k_cache[i].flatten(0, 1), workload.v_cache[i].flatten(0, 1), workload.slots
-                 ) if has_cache else (None, None, None)
-        return workload.q[i], workload.k[i], workload.v[i], *workload.weights, cos, sin, *cache
+        rows = [cache[i].flatten(0, 1) for cache in ((workload.k_cache, workload.v_cache) if has_cache else ())]
+        if has_codes:
+            rows = [cache.view(torch.uint8) for cache in rows]
+        cache = (*rows, workload.slots) if has_cache else (None, None, None)
+        return workload.q[i], workload.k[i], workload.v[i], *workload.weights, cos, sin, *cache, workload.scale
 
     return step, inputs
 
@@ -659,13 +766,36 @@ if triton is not None:
             tl.store(target + start + PAIRS + pair[None, :], x * s + y * c, mask=mask)
 
     @triton.jit
+    def gated(gate, up, row, column, mask, gate_stride, up_stride):
+        g = tl.load(gate + row * gate_stride + column, mask=mask).to(tl.float32)
+        u = tl.load(up + row * up_stride + column, mask=mask).to(tl.float32)
+        return g * tl.sigmoid(g) * u
+
+    @triton.jit
     def swiglu_kernel(gate, up, out, columns, gate_stride, up_stride, BLOCK: tl.constexpr):
         row = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         mask = column < columns
-        g = tl.load(gate + row * gate_stride + column, mask=mask).to(tl.float32)
-        u = tl.load(up + row * up_stride + column, mask=mask).to(tl.float32)
-        tl.store(out + row * columns + column, g * tl.sigmoid(g) * u, mask=mask)
+        product = gated(gate, up, row, column, mask, gate_stride, up_stride)
+        tl.store(out + row * columns + column, product, mask=mask)
+
+    @triton.jit
+    def swiglu_codes_kernel(gate, up, out, scales, columns, gate_stride, up_stride, floor, LARGEST: tl.constexpr,
+                            GROUPS: tl.constexpr, SIZE: tl.constexpr, WRITTEN: tl.constexpr):
+        # A program computes GROUPS groups of SIZE columns of a row. Each has a written scale, or all one static scale.
+        row = tl.program_id(0).to(tl.int64)
+        group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+        column = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+        mask = column < columns
+        product = gated(gate, up, row, column, mask, gate_stride, up_stride)
+        if WRITTEN:
+            scale = tl.maximum(tl.max(tl.abs(product), 1), floor) / LARGEST
+            tl.store(scales + row * (columns // SIZE) + group, scale, mask=group < columns // SIZE)
+            product *= (1 / scale)[:, None]
+        else:
+            product *= 1 / tl.load(scales)
+        codes = tl.clamp(product, -LARGEST, LARGEST).to(out.dtype.element_ty)
+        tl.store(out + row * columns + column, codes, mask=mask)
 
     @triton.jit
     def swiglu_backward_kernel(gate, up, grad_out, grad_gate, grad_up, columns, BLOCK: tl.constexpr):
@@ -718,7 +848,7 @@ def triton_swiglu(workload):
     if not isinstance(workload, SwigluWorkload):
         raise NotHere(OTHER_CASE)
     require_triton(workload)
-    given, block = workload.given_outputs(), 1024
+    given, block, size = workload.given_outputs(), 1024, workload.scale_group
     grid = (workload.rows, triton.cdiv(workload.columns, block))
 
     def run(i):
@@ -729,16 +859,30 @@ def triton_swiglu(workload):
             swiglu_kernel[grid](gate, up, given[i][0], workload.columns, gate.stride(0), up.stride(0), BLOCK=block)
         return given[i]
 
-    return Implementation(run, poison=poison_of(given[0]))
+    def run_with_codes(i):
+        gate, up, codes = workload.gate[i], workload.up[i], given[i][0]
+        # Triton's interpreter rounds 126.0 to the code of 64 instead of 128. On the CPU torch rounds.
+        out = codes if workload.device == "cuda" else torch.empty_like(codes, dtype=torch.float32)
+        swiglu_codes_kernel[grid](gate, up, out, given[i][1] if size else workload.scale, workload.columns,
+                                  gate.stride(0), up.stride(0), SCALE_FLOOR, LARGEST=LARGEST_CODE,
+                                  GROUPS=block // (size or block), SIZE=size or block, WRITTEN=size > 0)
+        if out is not codes:
+            codes.copy_(out)
+        return given[i]
+
+    return Implementation(run_with_codes if workload.has_codes else run, poison=poison_of(given[0]))
 
 
 # ---- Other libraries, if they are installed ----
 
 
-def imported(name, attribute):
+def imported(name, attribute, former_name=None):
+    """An attribute of a module; former_name: the module that has it in older versions."""
     try:
         return getattr(importlib.import_module(name), attribute)
     except (ImportError, OSError, AttributeError) as reason:
+        if former_name is not None:
+            return imported(former_name, attribute)
         raise NotHere(f"not installed ({reason})") from reason
 
 
@@ -758,7 +902,7 @@ def require_rope(workload, backward=False, interleaved=True, partial=True, needs
         raise NotHere("needs k")
 
 
-def require_swiglu(workload, packed, backward=False):
+def require_swiglu(workload, packed, backward=False, codes=False):
     if not isinstance(workload, SwigluWorkload):
         raise NotHere(OTHER_CASE)
     if workload.device != "cuda":
@@ -767,6 +911,8 @@ def require_swiglu(workload, packed, backward=False):
         raise NotHere("packed only" if packed else "separate only")
     if workload.is_backward and not backward:
         raise NotHere("forward only")
+    if workload.has_codes and not codes:
+        raise NotHere("no codes")
 
 
 def flash_attn_rope(workload):
@@ -870,14 +1016,15 @@ def flashinfer_computed(workload):
     return Implementation(run, in_place=True)
 
 
-def packed_swiglu(find):
+def packed_swiglu(find, codes=False):
+    """`find` returns a function of the packed inputs and the outputs. codes: it has one for codes too."""
 
     def make(workload):
-        require_swiglu(workload, packed=True)
-        function, given = find(), workload.given_outputs()
+        require_swiglu(workload, packed=True, codes=codes)
+        function, given = find(workload), workload.given_outputs()
 
         def run(i):
-            function(given[i][0], workload.packed[i])
+            function(workload.packed[i], *given[i])
             return given[i]
 
         return Implementation(run, poison=poison_of(given[0]))
@@ -885,19 +1032,47 @@ def packed_swiglu(find):
     return make
 
 
-def vllm_swiglu():
+def vllm_swiglu(workload):
     imported("vllm._custom_ops", "rotary_embedding")  # the import registers torch.ops._C
-    return torch.ops._C.silu_and_mul
+    group = workload.scale_group
+    name = "silu_and_mul" + ("_per_block_quant" if group else "_quant" if workload.has_codes else "")
+    kernel = getattr(torch.ops._C, name, None)
+    if kernel is None:
+        raise NotHere(f"has no {name}")
+    if group:
+        return lambda packed, out, scales: kernel(out, packed, scales, group, None, False)
+    if workload.has_codes:
+        return lambda packed, out: kernel(out, packed, workload.scale)
+    return lambda packed, out: kernel(out, packed)
 
 
-def sglang_swiglu():
-    function = imported("sgl_kernel", "silu_and_mul")
-    return lambda out, packed: function(packed, out)
+def sglang_swiglu(workload):
+    product, group = imported("sgl_kernel", "silu_and_mul"), workload.scale_group
+    if not workload.has_codes:
+        return product
+    if group:
+        try:
+            fused = imported("sglang.kernels.ops.attention.dsv4", "silu_and_mul_contig_post_quant",
+                             "sglang.jit_kernel.dsv4")
+            return lambda packed, out, scales: fused(packed, out, scales, group)
+        except NotHere:
+            quantise = imported("sgl_kernel", "sgl_per_token_group_quant_8bit")
+    else:
+        quantise = imported("sgl_kernel", "sgl_per_tensor_quant_fp8")
+    values = torch.empty(workload.rows, workload.columns, dtype=workload.dtype, device=workload.device)
+
+    def product_and_codes(packed, out, scales=None):
+        product(packed, values)
+        if group:
+            quantise(values, out, scales, group, SCALE_FLOOR, -LARGEST_CODE, LARGEST_CODE, False)
+        else:
+            quantise(values, out, workload.scale, True)
+
+    return product_and_codes
 
 
-def flashinfer_swiglu():
-    function = imported("flashinfer.activation", "silu_and_mul")
-    return lambda out, packed: function(packed, out)
+def flashinfer_swiglu(workload):
+    return imported("flashinfer.activation", "silu_and_mul")
 
 
 def step_of(find_parts):
@@ -910,12 +1085,14 @@ def step_of(find_parts):
         if workload.device != "cuda":
             raise NotHere("no GPU")
         parts = find_parts(workload)
+        given = workload.given_outputs() if workload.has_code_q else None
 
         def run(i):
             for part in parts:
                 part(i)
+            return None if given is None else given[i]
 
-        return Implementation(run, in_place=True)
+        return Implementation(run, given is None, None if given is None else poison_of(given[0]))
 
     return make
 
@@ -935,13 +1112,21 @@ def vllm_step(workload):
                                     is_neox))
     if workload.has_cache:
         store = imported("vllm._custom_ops", "reshape_and_cache_flash")
-        one = torch.ones(1, device="cuda")  # the scales of k and v, which the kernel requires
-        parts.append(lambda i: store(workload.k[i], workload.v[i], workload.k_cache[i], workload.v_cache[i],
-                                     workload.slots, "auto", one, one))
+        # The kernel requires the scales of k and v in any case. It takes codes as bytes.
+        scale = workload.scale if workload.has_codes else torch.ones(1, device="cuda")
+        kind = "fp8" if workload.has_codes else "auto"
+        caches = [[cache.view(torch.uint8) if workload.has_codes else cache for cache in pair]
+                  for pair in zip(workload.k_cache, workload.v_cache)]
+        parts.append(lambda i: store(workload.k[i], workload.v[i], *caches[i], workload.slots, kind, scale, scale))
+    if workload.has_code_q:
+        quantise, given = imported("vllm._custom_ops", "scaled_fp8_quant"), workload.given_outputs()
+        parts.append(lambda i: quantise(workload.q[i].flatten(1), workload.scale, output=given[i][0].flatten(1)))
     return parts
 
 
 def sglang_step(workload):
+    if workload.has_codes:
+        raise NotHere("no codes")
     parts = []
     if workload.has_norm:
         norm = imported("sglang.jit_kernel.norm", "fused_inplace_qknorm")
@@ -967,17 +1152,20 @@ def sglang_step(workload):
 
 
 def flashinfer_step(workload):
+    if workload.has_codes and not workload.has_code_q:
+        raise NotHere("with codes in caches, q has codes too")
     parts = []
     if workload.has_norm:
         norm = imported("flashinfer.norm", "rmsnorm")
         for tensors, weight in zip((workload.q, workload.k), workload.weights):
             parts.append(lambda i, x=tensors, weight=weight: norm(x[i], weight, NORM_EPS, out=x[i]))
-    if workload.is_turned:
-        rope, table = flashinfer_rope(), torch.cat((workload.cos32, workload.sin32), -1)
+    table, is_neox = torch.cat((workload.cos32, workload.sin32), -1), not workload.is_interleaved
+    if workload.is_turned and not workload.has_codes:
+        rope = flashinfer_rope()
         parts.append(lambda i: rope(workload.positions, workload.q[i].flatten(1), workload.k[i].flatten(1),
-                                    workload.head_dim, table, not workload.is_interleaved))
+                                    workload.head_dim, table, is_neox))
     if workload.has_cache:
-        store = imported("flashinfer.page", "append_paged_kv_cache")
+        caches = list(zip(workload.k_cache, workload.v_cache))
         token = torch.arange(workload.tokens, dtype=torch.int32, device="cuda")
         entries, pages = workload.entries.to(torch.int32), workload.pages.to(torch.int32)
         if workload.is_resident:  # a sequence of one page for each token
@@ -989,8 +1177,15 @@ def flashinfer_step(workload):
             place = torch.zeros_like(token), token
             paged = pages[:count].contiguous(), torch.tensor([0, count], dtype=torch.int32, device="cuda"), (
                 entries[-1:] + 1)
-        parts.append(lambda i: store(workload.k[i], workload.v[i], *place, (workload.k_cache[i], workload.v_cache[i]),
-                                     *paged, "NHD"))
+        if workload.has_codes:
+            store = imported("flashinfer.rope", "rope_quantize_fp8_append_paged_kv_cache")
+            given, positions, factor = workload.given_outputs(), workload.positions.to(torch.int32), 1 / CODE_SCALE
+            parts.append(lambda i: store(workload.q[i], workload.k[i], None, None, workload.v[i], table, positions,
+                                         caches[i], *paged[:2], *place, is_neox, quant_scale_q=factor,
+                                         quant_scale_kv=factor, page_size=PAGE_ENTRIES, q_rope_out=given[i][0]))
+        else:
+            store = imported("flashinfer.page", "append_paged_kv_cache")
+            parts.append(lambda i: store(workload.k[i], workload.v[i], *place, caches[i], *paged, "NHD"))
     return parts
 
 
@@ -998,10 +1193,8 @@ def transformer_engine_rope(workload):
     require_rope(workload)
     if workload.is_resident:
         raise NotHere("no positions")
-    try:
-        function = imported("transformer_engine.pytorch.attention.rope", "apply_rotary_pos_emb")
-    except NotHere:
-        function = imported("transformer_engine.pytorch.attention", "apply_rotary_pos_emb")
+    function = imported("transformer_engine.pytorch.attention.rope", "apply_rotary_pos_emb",
+                        "transformer_engine.pytorch.attention")
     angles = torch.arange(workload.tokens, device="cuda", dtype=torch.float64)[:, None] * workload.inv_freq
     angles = angles.repeat_interleave(2, -1) if workload.is_interleaved else torch.cat((angles, angles), -1)
     angles = angles.float()[:, None, None, :]
@@ -1035,9 +1228,9 @@ PEERS = [
     ("Liger", "liger-kernel", liger_rope),
     ("Liger", "liger-kernel", liger_swiglu),
     ("vLLM", "vllm", cached_rope(vllm_rope, False)),
-    ("vLLM", "vllm", packed_swiglu(vllm_swiglu)),
+    ("vLLM", "vllm", packed_swiglu(vllm_swiglu, codes=True)),
     ("sglang", "sgl-kernel", cached_rope(sglang_rope, True)),
-    ("sglang", "sgl-kernel", packed_swiglu(sglang_swiglu)),
+    ("sglang", "sgl-kernel", packed_swiglu(sglang_swiglu, codes=True)),
     ("flashinfer", "flashinfer-python", cached_rope(flashinfer_rope, True)),
     ("flashinfer, computed angles", "flashinfer-python", flashinfer_computed),
     ("flashinfer", "flashinfer-python", packed_swiglu(flashinfer_swiglu)),
@@ -1059,23 +1252,41 @@ def version_of(package):
 # ---- Checking ----
 
 
+def code_step(values, scale):
+    """The distance between the codes around values / scale, times the scale."""
+    return scale * 2.0**(torch.frexp((values / scale).abs().clamp(min=2.0**-6)).exponent - 4).double()
+
+
 def relative_error(workload, implementation):
-    """Runs set 0 and returns the root of the squared errors' sum over that of the exact values; infinity with a NaN."""
+    """Runs set 0 and returns the root of the squared errors' sum over that of the exact values; infinity with a NaN.
+    With codes it is that of the codes alone, and no value may be off by more than the distance to the next code and the
+    rounding before."""
     before = workload.before()
     workload.poison()
     if implementation.poison is not None:
         implementation.poison()
     elif not implementation.in_place:
         # torch's allocator gives the freed memory to the next tensors of this size, so that outputs begin as NaN.
-        poisoned = [torch.full_like(tensor, math.nan) for tensor in workload.inputs(0)]
+        like = workload.outputs[0] if workload.has_codes and workload.outputs else workload.inputs(0)
+        poisoned = [torch.full_like(tensor, math.nan) for tensor in like]
         del poisoned
     outputs = implementation.run(0)
     if workload.device == "cuda":
         torch.cuda.synchronize()
     errors = values = 0.0
-    for got, exact in zip(workload.got(outputs), workload.exact(before), strict=True):
-        errors += (got - exact).square().sum().item()
-        values += exact.square().sum().item()
+    expected = workload.exact(before)
+    for got, exact, scale in zip(workload.got(outputs), expected, workload.code_scales(expected), strict=True):
+        difference = (got - exact).abs()
+        if workload.has_codes:
+            allowed = workload.rounding_error() * exact.abs().amax(-1, keepdim=True)
+            if scale is not None:
+                allowed = allowed + code_step(exact, scale)
+            wrong = (~(difference <= allowed)).sum().item()
+            if wrong:
+                raise RuntimeError(f"wrong result: {wrong} values are off by more than a code or the rounding")
+        if scale is not None or not workload.has_codes:
+            errors += difference.square().sum().item()
+            values += exact.square().sum().item()
     return math.inf if math.isnan(errors) else math.sqrt(errors / values)
 
 
@@ -1086,26 +1297,33 @@ extern "C" __global__ void __launch_bounds__(256) copy_kernel(uint4 *target, con
   const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
   if (i < vectors) target[i] = source[i];
 }
+extern "C" __global__ void __launch_bounds__(256) narrowing_kernel(uint2 *target, const uint4 *source, size_t vectors) {
+  const size_t i = static_cast<size_t>(blockIdx.x) * 256 + threadIdx.x;
+  if (i >= vectors) return;
+  const uint4 value = source[i];
+  target[i] = make_uint2(value.x ^ value.z, value.y ^ value.w);
+}
 """
 
 
 class Copy:
-    """The copy kernel of rope-bench, or torch's copy if cupy is not installed."""
+    """The copy kernels of rope-bench, or torch's copy if cupy is not installed."""
 
     def __init__(self):
         try:
             import cupy
             self.cupy = cupy
-            self.kernel = cupy.RawKernel(COPY_SOURCE, "copy_kernel")
+            self.kernels = [cupy.RawKernel(COPY_SOURCE, name) for name in ("copy_kernel", "narrowing_kernel")]
         except ImportError:
             self.cupy = None
         self.name = "16-byte copy kernel" if self.cupy is not None else "torch copy_ (cupy is not installed)"
 
-    def runner(self, num_bytes, sets):
-        """Returns a function that copies within set i. num_bytes counts bytes that are read and that are written."""
-        vectors = max(1, int(num_bytes / 2) // 16)
+    def runner(self, num_bytes, sets, narrows):
+        """Returns a function that copies within set i. num_bytes counts bytes that are read and that are written.
+        narrows: half as many are written as are read."""
+        vectors = max(1, int(num_bytes) // (24 if narrows else 32))
         source = torch.zeros(sets, vectors * 4, dtype=torch.int32, device="cuda")
-        target = torch.zeros_like(source)
+        target = torch.zeros_like(source, dtype=torch.int16 if narrows else torch.int32)
         if self.cupy is None:
 
             def copy(i):
@@ -1118,7 +1336,7 @@ class Copy:
 
         def run(i):
             with self.cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-                self.kernel(grid, (256,), places[i])
+                self.kernels[narrows](grid, (256,), places[i])
 
         run.kept = source, target  # the graph holds only their addresses
         return run
@@ -1189,7 +1407,8 @@ def measure(workload, implementation, copy):
     allocates = not implementation.in_place and implementation.poison is None
     graph = Graph(implementation.run, workload.sets, launches_for(num_bytes, workload.sets, allocates))
     copy_sets = workload.count_sets(num_bytes)
-    copy_graph = Graph(copy.runner(num_bytes, copy_sets), copy_sets, launches_for(num_bytes, copy_sets, False))
+    copy_run = copy.runner(num_bytes, copy_sets, workload.has_codes)
+    copy_graph = Graph(copy_run, copy_sets, launches_for(num_bytes, copy_sets, False))
     us, copy_us = time_alternately([graph, copy_graph])
     return {"us": us, "copy_us": copy_us, "bytes": num_bytes, "share": copy_us["median"] / us["median"],
             "gb_per_s": num_bytes / us["median"] / 1e3}

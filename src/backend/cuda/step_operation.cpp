@@ -182,8 +182,10 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
     const int64_t heads = is_short ? units >> plan.heads.blocks[i].lanes_log2 : 0;
     StepHeadCodes *const codes = &params->codes[i];
     *codes = {};
-    codes->scale_head = scale_head_bytes(*piece.scale);
-    if (piece.scale->data != nullptr) codes->scale = piece.scale->data - heads * codes->scale_head;
+    if (piece.has_codes() && piece.scale->data != nullptr) {
+      codes->scale_head = scale_head_bytes(*piece.scale);
+      codes->scale = piece.scale->data - heads * codes->scale_head;
+    }
     codes->cache_unit = static_cast<int32_t>(plan.vector_elements * cache_size(problem, piece.cache));
     codes->out_head = static_cast<int32_t>(piece.out_stride[kHead]);
     codes->out = piece.out - heads * codes->out_head;
@@ -200,11 +202,11 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithWindow<Par
   const int64_t size = dtype_size(problem.geometry->dtype);
   const uint32_t lanes = heads.units / static_cast<uint32_t>(heads.units_of_thread);
   const auto half = static_cast<int32_t>(heads.units) * plan.vector_elements;
-  params->lanes = heads.window_units;
-  params->first_lane = 0;
+  params->window_lanes = heads.window_units;
+  params->first_window_lane = 0;
   params->to_other = half;
   if (!heads.pieces.is_window_last) return;
-  params->first_lane = lanes - heads.window_units;
+  params->first_window_lane = lanes - heads.window_units;
   params->to_other = -half;
   for (int i = 0; i < heads.pieces.count; ++i) {
     StepLongTensor *const tensor = &params->tensor[i];
@@ -271,9 +273,13 @@ void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
           has_sums});
   }
   constexpr StepAngles kAngles[] = {StepAngles::kNone, StepAngles::kComputed, StepAngles::kTable};
-  const bool may_have_windows = may_have_codes && step_norm_of(geometry) == StepNorm::kBefore;
+  const NormGeometry &norm_form = geometry.norm;
+  const bool may_have_windows = may_have_codes && step_norm_of(geometry) == StepNorm::kBefore &&
+                                norm_form.type == ROPE_NORM_RMS && !norm_form.rounds_before_weight &&
+                                !norm_form.rounds_after_weight && geometry.num_axes == 1 &&
+                                geometry.rotary_dim != geometry.head_dim;
   for (const StepAngles angles : kAngles) {
-    if (may_have_windows) {
+    if (may_have_windows && angles != StepAngles::kNone) {
       load({StepKernel::kLongWindow, StepNorm::kBefore, angles, is_interleaved, StepCodes::kStatic, false});
     }
     for (const StepKernel kernel : kKernels) {

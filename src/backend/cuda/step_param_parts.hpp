@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// step_param_parts.hpp - the parts of params that several kernels of the step have, and the functions that set all params
+// step_param_parts.hpp - the parts of params that several kernels of the step have, and the functions that set params
 #pragma once
 
 #include "backend/cuda/kernels/step_params.hpp"
@@ -98,7 +98,8 @@ void set_token_params(const RopeProblem &problem, bool is_flat, Params *params) 
   params->pairs = static_cast<uint32_t>(geometry.pairs());
   set_slots(problem, is_flat, &params->slots);
   int normed = 0;
-  while (normed < problem.num_tensors - 1 && !problem.step->tensor[normed].is_normed) ++normed;
+  const auto is_normed = [&](int i) { return problem.tensor[i].heads != 0 && problem.step->tensor[i].is_normed; };
+  while (normed < problem.num_tensors - 1 && !is_normed(normed)) ++normed;
   params->norm = norm_form<float>(problem, normed);
   params->position_offset = static_cast<uint64_t>(problem.position_offset);
   set_scales(problem, params);

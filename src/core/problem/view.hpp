@@ -83,8 +83,8 @@ inline bool is_zeroed(const rope_tensor_t &tensor) {
 }
 
 // Checks everything that a tensor, which is not zeroed, can get wrong by itself. Afterwards strides are explicit, 0 on
-// axes that the tensor lacks, and every element's byte offset from data fits in 62 bits. Pairs of codes are refused as not
-// supported yet, unless they may be.
+// axes that the tensor lacks, and every element's byte offset from data fits in 62 bits. Pairs of codes are refused as
+// not supported yet, unless they may be.
 rope_status_t read_view(const char *function, const char *field, const rope_tensor_t &tensor, View *view,
                         bool may_be_pairs = false);
 

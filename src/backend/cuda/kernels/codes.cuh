@@ -62,6 +62,15 @@ __device__ __forceinline__ uint32_t max_over_lanes(uint32_t number, uint32_t lan
   return number;
 }
 
+// Returns in each lane the largest number of the warp.
+__device__ __forceinline__ uint32_t max_over_warp(uint32_t number) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffffu, number);
+#else
+  return max_over_lanes(number, 5);
+#endif
+}
+
 // Returns in each thread the largest number of the block. The block has whole warps, and all threads take part.
 template <uint32_t kMaxThreads>
 __device__ __forceinline__ uint32_t max_over_block(uint32_t number) {

@@ -13,9 +13,10 @@
 // Vectors 0 and 2 are one unit, 1 and 3 the other. Instructions limit the speed of these launches, and a thread finds
 // its place, the sum of a norm and the scale of a group once for both units.
 //
-// HasWindow is for normed heads with a window that is turned. They are cut into blocks of its size. Vectors 0 and 2 are a
-// unit of a block in the half of the head that has the window. Vectors 1 and 3 are the unit half a head behind them, or
-// before them. With a window of the first 64 of 256 channels:
+// HasWindow is for normed heads with a window that is turned, in 16 bits or as codes. They are cut into blocks of its
+// size. Vectors 0 and 2 are a unit of a block in the half of the head that has the window. Vectors 1 and 3 are the unit
+// half a head behind them, or before them if the window is the head's last channels. With a window of the first 64 of
+// 256 channels, by units:
 //
 //   lane           0          1     …     3          4          5     …
 //   vector 0    0 …   7    8 …  15  …  24 …  31   64 …  71   72 …  79 …
@@ -76,8 +77,8 @@ __device__ __forceinline__ float sum_over_quarters(uint32_t quarter, uint32_t la
   return sum;
 }
 
-// sum_over_quarters for the vectors of HasWindow. `of_window` lanes have the window.
-__device__ __forceinline__ float sum_over_window(uint32_t of_window, uint32_t lanes, uint32_t number,
+// sum_over_quarters for the vectors of HasWindow.
+__device__ __forceinline__ float sum_over_blocks(uint32_t window_lanes, uint32_t head_lanes, uint32_t number,
                                                  const float (&of_vector)[kVectorsOfCodes]) {
   const bool is_odd = (number & 1u) != 0, is_upper = (number & 2u) != 0;
   const auto add_pair = [&](float low, float high) {
@@ -85,14 +86,14 @@ __device__ __forceinline__ float sum_over_window(uint32_t of_window, uint32_t la
   };
   const float low = add_pair(of_vector[0], of_vector[1]), high = add_pair(of_vector[2], of_vector[3]);
   float sum;
-  if (of_window == 2) {
+  if (window_lanes == 2) {
     sum = add_rounded(low, high);
   } else {
     sum = add_rounded(is_upper ? high : low, __shfl_xor_sync(kAllLanes, is_upper ? low : high, 2));
-    for (uint32_t distance = 4; distance < of_window; distance *= 2) sum = add_lane(sum, distance);
+    for (uint32_t distance = 4; distance < window_lanes; distance *= 2) sum = add_lane(sum, distance);
     sum = add_lane(sum, 2);
   }
-  for (uint32_t distance = of_window; distance < lanes; distance *= 2) sum = add_lane(sum, distance);
+  for (uint32_t distance = window_lanes; distance < head_lanes; distance *= 2) sum = add_lane(sum, distance);
   return add_lane(sum, 1);
 }
 
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   const StepLongTensor &tensor = params.tensor[index];
   const StepHeadCodes &codes = params.codes[index];
   const uint32_t rows = tensor.rows, turns = params.turns;
-  const uint32_t quarter = params.units_per_block / 2;
+  const uint32_t quarter = params.units_per_block / 2;  // lanes of a head that is one block or has a window
   const auto block_bits = static_cast<uint32_t>(static_cast<int32_t>(params.block_mask) >> 1);
   const uint32_t lanes_log2 = IsNormed ? params.lanes_log2 : tensor.lanes_log2;
   const uint32_t head = place.thread >> lanes_log2, number = place.thread & ((1u << lanes_log2) - 1);
@@ -134,8 +135,8 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   uint32_t in_window = number;
   bool has_window_unit = true;
   if constexpr (HasWindow) {
-    in_window -= params.first_lane;
-    has_window_unit = in_window < params.lanes;
+    in_window -= params.first_window_lane;
+    has_window_unit = in_window < params.window_lanes;
   }
   const uint32_t vector = HasWindow  ? number + (number & params.block_mask)
                           : IsNormed ? number
@@ -275,10 +276,10 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   };
 #pragma unroll 1
   for (uint32_t turn = 0;;) {
-    // The lanes of a head prefetch the head of the next token into L2, each one of its own vectors: one in each 64 bytes
-    // of a head of 128 channels.
+    // The lanes of a head prefetch the head of the next token into L2, each lane one of its own vectors, so that each
+    // 64 bytes have one.
     if (kPrefetches && turn < params.turns_that_prefetch && is_active && token + rows < params.num_tokens) {
-      const auto chosen = static_cast<int32_t>((quarter < 4 ? 2 * number : number) % kVectorsOfCodes);
+      const auto chosen = static_cast<int32_t>((quarter < 4 && !HasWindow ? 2 * number : number) % kVectorsOfCodes);
       prefetch(step(in, rows, tensor.in_token) + distance_to(chosen, sizeof(T)));
     }
     const bool has_codes = (tensor.flags & kHasCodes) != 0;
@@ -346,7 +347,7 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
         for (int i = 0; i < kVectorsOfCodes; ++i) of_vector[i] = sum_of_squares_in<T, V>(vectors[i]);
         float sum;
         if constexpr (HasWindow) {
-          sum = sum_over_window(params.lanes, quarter, number, of_vector);
+          sum = sum_over_blocks(params.window_lanes, quarter, number, of_vector);
         } else {
           sum = sum_over_quarters(quarter, lanes_log2, number, of_vector);
         }

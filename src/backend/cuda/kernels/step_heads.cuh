@@ -83,7 +83,7 @@ __device__ __forceinline__ uint32_t place_in_head(const StepHeadParams &params, 
 }
 
 // The place of a unit, from its number among those of a tensor that has unit 0 in head 0. Heads that are normed are one
-// block, and their outputs have the strides of the inputs.
+// block (kShortMore: unless they have a window), and their outputs have the strides of the inputs.
 template <bool IsNormed>
 struct StepUnitOf {
   uint32_t units;  // units of a head
@@ -162,8 +162,8 @@ __device__ __forceinline__ float sum_over_lanes(const StepHeadParams &params, ui
   return sum;
 }
 
-// sum_over_lanes for heads with a window of `of_window` units, which are cut into blocks of as many units. Both numbers
-// are powers of two, from 2 on.
+// sum_over_lanes for heads that are cut into blocks of `of_window` units, the size of their window. Both numbers are
+// powers of two, from 2 on.
 __device__ __forceinline__ float sum_over_blocks(uint32_t of_window, uint32_t units, uint32_t number, float low,
                                                  float high) {
   const bool is_odd = (number & 1u) != 0;

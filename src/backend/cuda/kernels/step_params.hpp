@@ -68,7 +68,7 @@ struct StepLookups {
   uint32_t pair_axis[kMaxLongStepPairs / 16];  // two bits for each pair
 };
 
-// ---- kWarp, kShort and kLong ----
+// ---- kWarp, kShort, kShortMore, kLong and kLongWindow ----
 
 // A piece of a tensor's heads (step_pieces.hpp). Strides are in bytes.
 struct StepHeadTensor {
@@ -100,7 +100,8 @@ struct StepHeadCodes {
   int32_t out_head;
 };
 
-// The parameters that all kernels of whole heads read.
+// The parameters that all kernels of whole heads read. In heads with a window, blocks of channels have its size for
+// block_mask, to_high and pairs, and the size of the head for lanes_log2 and units_per_block.
 struct StepHeadParams {
   // The first two stand in this order because kShortMore takes four registers more in the other.
   uint32_t lanes_log2;       // threads of a block of channels: a head, or as many channels as the window has
@@ -131,11 +132,12 @@ struct WithCodes : Params {
 };
 
 // Parameters of kLongWindow: the lanes of a head that have its window, and the distance in channels from a thread's
-// first unit, which may be one of the window, to its second unit in the other half of the head.
+// first unit, which may be one of the window, to its second unit in the other half of the head. Addresses are those of
+// the half that has the window.
 template <typename Params>
 struct WithWindow : WithCodes<Params> {
-  uint32_t first_lane;
-  uint32_t lanes;
+  uint32_t first_window_lane;
+  uint32_t window_lanes;
   int32_t to_other;
 };
 
@@ -185,7 +187,7 @@ struct StepMoreTensor {
 template <bool IsNormed>
 struct StepShortMoreParams : StepShortHeadParams<IsNormed> {
   bool is_after;
-  uint32_t window_units;       // units of a normed head that are turned, if they are a power of two
+  uint32_t window_units;       // units of a normed head that are turned; units_per_block if these are all
   uint32_t first_window_unit;  // number of the first of them
   StepMoreTensor more[StepShortHeadParams<IsNormed>::kPieces];
   StepLookups lookups;

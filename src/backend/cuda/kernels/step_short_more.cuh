@@ -222,6 +222,7 @@ template <typename T>
 const void *find_step_short_more_kernel(const StepVariant &variant) {
   if constexpr (kMayHaveCodes<T>) {
     if (variant.has_codes()) {
+      if (variant.norm == StepNorm::kNone || variant.angles == StepAngles::kNone) return nullptr;
       return variant.is_interleaved ? find_step_short_more_codes_kernel<T, true>(variant.angles)
                                     : find_step_short_more_codes_kernel<T, false>(variant.angles);
     }

@@ -30,12 +30,12 @@ enum SwigluWork {
   kSwigluScaledCodeSpans,   // likewise, two vectors of a group and any number of rows for each thread
   kSwigluCodeRows,          // forward to codes: SwigluPlan::is_matrix, with a scale for each row
   kSwigluCodeGroups,        // forward to codes: SwigluPlan::has_group_warps, without written scales
-  kSwigluScaledCodeGroups,
-  kSwigluExpertCodes,    // forward to codes: SwigluPlan::is_expert_matrix
-  kSwigluRowCodes,       // forward to codes: SwigluPlan::is_expert_matrix without SwigluProblem::expert_rows
-  kSwigluCodes,          // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
-  kSwigluGradientCodes,  // backward, a gradient to codes of 8 bits
-  kSwigluCodeBlocks,     // forward to codes by row and by column: SwigluCallPlan::has_blocks
+  kSwigluScaledCodeGroups,  // likewise, with a scale for each group
+  kSwigluExpertCodes,       // forward to codes: SwigluPlan::is_expert_matrix
+  kSwigluRowCodes,          // forward to codes: SwigluPlan::is_expert_matrix without SwigluProblem::expert_rows
+  kSwigluCodes,             // forward to codes of 8 or 4 bits: SwigluProblem::has_codes
+  kSwigluGradientCodes,     // backward, a gradient to codes of 8 bits
+  kSwigluCodeBlocks,        // forward to codes by row and by column: SwigluCallPlan::has_blocks
   kSwigluGradientCodeBlocks,
   kNumSwigluWorks
 };
@@ -157,22 +157,19 @@ struct SwigluExpertStrides {
   int64_t row;
 };
 
-// Forward to codes of a matrix in a short launch, which waits for each cache line of these. Strides are in bytes.
+// Forward to codes of a matrix in a short launch. A launch of decode size waits for each cache line of its params, so
+// there are few. Strides are in bytes, those of scales in elements.
 struct SwigluCodeGroupParams {
   const char *in[2];
-  char *out;
-  char *scales;  // or the static scale; NULL: 1
   int64_t in_row[2];
+  char *out;
   int64_t out_row;
-  int64_t scales_row;
-  int64_t scales_group;
-  int64_t scales_four;  // of every fourth group
-  bool scale_multiplies;
-  FastDivmod groups_per_row;
+  FastDivmod groups_per_row;  // of 128 channels
   uint32_t num_threads;
-  uint32_t floor;  // the bits of scale_floor
-  ScaleForm form;
   bool rounds_first;  // values are rounded to the data's type before scales and codes
+  bool scale_multiplies;
+  const float *scale;  // static; NULL: 1
+  WrittenScales scales;
 };
 
 // Forward to codes: a matrix, or one for each index of a first axis. Strides are in bytes, those of scales in elements.
