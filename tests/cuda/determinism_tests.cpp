@@ -26,6 +26,17 @@ Scenes small_and_large_scenes(rope_dtype_t dtype) {
     swiglu.rows = 20011;
     scenes.push_back(std::make_unique<SwigluScene>(swiglu));
   }
+  if (dtype == ROPE_DTYPE_BF16) {
+    StepSetup step;
+    step.dtype = dtype;
+    step.codes = StepCodes::Amax;
+    step.tokens = 1201;
+    scenes.push_back(std::make_unique<StepScene>(step));
+    SwigluCodesSetup codes;
+    codes.codes = SwigluCodes::Columns;
+    codes.rows = 2016;
+    scenes.push_back(std::make_unique<SwigluCodesScene>(codes));
+  }
   return scenes;
 }
 

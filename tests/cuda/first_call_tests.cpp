@@ -73,6 +73,45 @@ void add_steps(Scenes *scenes) {
   }
 }
 
+// The kernels of codes: with the angles and norms that have instances of their own, and for single elements. Only short
+// launches have static scales here.
+void add_codes(Scenes *scenes) {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F32}) {
+    for (auto &scene : scenes_with_codes(dtype)) scenes->push_back(std::move(scene));
+    if (dtype == ROPE_DTYPE_F32) break;
+    uint64_t seed = 1000;
+    for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+      for (const rope_norm_type_t norm : {0, int{ROPE_NORM_RMS}, int{ROPE_NORM_LAYER}}) {
+        for (const int angles : {0, 1, 2}) {
+          StepSetup setup;
+          setup.dtype = dtype;
+          setup.style = style;
+          setup.norm = norm;
+          setup.is_turned = angles > 0;
+          setup.has_table = angles > 1;
+          for (const StepCodes codes : {StepCodes::StaticScales, StepCodes::WrittenScales, StepCodes::Amax}) {
+            setup.codes = codes;
+            setup.seed = ++seed;
+            scenes->push_back(std::make_unique<StepScene>(setup));
+          }
+        }
+      }
+    }
+    StepSetup large;
+    large.dtype = dtype;
+    large.codes = StepCodes::StaticScales;
+    large.tokens = 2501;
+    scenes->push_back(std::make_unique<StepScene>(large));
+    SwigluCodesSetup setup;
+    setup.dtype = dtype;
+    setup.start = 1;
+    for (const SwigluCodes codes : {SwigluCodes::StaticScale, SwigluCodes::Gradients}) {
+      setup.codes = codes;
+      scenes->push_back(std::make_unique<SwigluCodesScene>(setup));
+    }
+  }
+}
+
 // Small launches use vectors of half the width, so the widest vectors need many tokens: these launches are not small on
 // up to 160 multiprocessors.
 void add_wide_scenes(Scenes *scenes) {
@@ -94,6 +133,7 @@ void capture_first_calls(cudaStreamCaptureMode mode) {
   need_gpus();
   Scenes scenes = scenes_of_each_kernel();
   if (mode == cudaStreamCaptureModeGlobal) add_wide_scenes(&scenes);
+  if (mode == cudaStreamCaptureModeThreadLocal) add_codes(&scenes);
   if (mode == cudaStreamCaptureModeRelaxed) add_steps(&scenes);
   const Graph graph(
       [&](cudaStream_t stream) {
@@ -124,6 +164,7 @@ TEST_CASE("process: first calls on a stream that is held back", "[.process]") {
   need_gpus();
   Scenes scenes = scenes_of_each_kernel();
   add_wide_scenes(&scenes);
+  add_codes(&scenes);
   const Stream stream;
   StreamBlocker blocker(stream);
   for (const auto &scene : scenes) require_call(*scene, stream);

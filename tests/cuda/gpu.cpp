@@ -33,6 +33,13 @@ void need_device_memory(int64_t bytes) {
   }
 }
 
+int compute_capability(int device_index) {
+  int major = 0, minor = 0;
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_index));
+  REQUIRE_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_index));
+  return 10 * major + minor;
+}
+
 CurrentDevice::CurrentDevice(int index) {
   REQUIRE_CUDA(cudaGetDevice(&previous_));
   REQUIRE_CUDA(cudaSetDevice(index));

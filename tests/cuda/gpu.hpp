@@ -19,6 +19,9 @@ void require_success(cudaError_t status, const char *call);
 void need_gpus(int count = 1);
 void need_device_memory(int64_t bytes);
 
+// The major number times ten plus the minor one.
+int compute_capability(int device_index = 0);
+
 // Makes a device current for a scope.
 class CurrentDevice {
  public:

@@ -61,19 +61,53 @@ TEST_CASE("slots may change between the replays of a graph", "[cuda][graphs][ste
   need_gpus();
   for (const rope_norm_type_t norm : {int{ROPE_NORM_RMS}, int{ROPE_NORM_LAYER}}) {
     for (const uint32_t flags : {0u, static_cast<uint32_t>(ROPE_FLAG_PROGRAMMATIC_LAUNCH)}) {
-      StepSetup setup;
-      setup.dtype = ROPE_DTYPE_BF16;
-      setup.norm = norm;
-      setup.flags = flags;
-      StepScene scene(setup);
-      const Graph graph([&](cudaStream_t stream) { require_call(scene, stream); });
-      CHECK(graph.node_types() == std::vector<cudaGraphNodeType>{cudaGraphNodeTypeKernel});
-      for (const int64_t by : {0, 3, 1, 9}) {
-        scene.image().reset();
-        if (by != 0) scene.move_slots(by);
-        launch_and_wait(graph);
-        scene.check();
+      for (const StepCodes codes : {StepCodes::None, StepCodes::StaticScales, StepCodes::WrittenScales}) {
+        StepSetup setup;
+        setup.dtype = ROPE_DTYPE_BF16;
+        setup.norm = norm;
+        setup.flags = flags;
+        setup.codes = codes;
+        StepScene scene(setup);
+        const Graph graph([&](cudaStream_t stream) { require_call(scene, stream); });
+        CHECK(graph.node_types() == std::vector<cudaGraphNodeType>{cudaGraphNodeTypeKernel});
+        for (const int64_t by : {0, 3, 1, 9}) {
+          scene.image().reset();
+          if (by != 0) scene.move_slots(by);
+          launch_and_wait(graph);
+          scene.check();
+        }
       }
+    }
+  }
+}
+
+TEST_CASE("scales follow the values of each replay, and the largest magnitude only grows", "[cuda][graphs][codes]") {
+  need_gpus();
+  for (const uint32_t flags : {0u, static_cast<uint32_t>(ROPE_FLAG_PROGRAMMATIC_LAUNCH)}) {
+    std::vector<std::unique_ptr<BitScene>> scenes;
+    StepSetup step;
+    step.dtype = ROPE_DTYPE_BF16;
+    step.norm = 0;  // a norm would undo the factors
+    step.flags = flags;
+    for (const StepCodes codes : {StepCodes::WrittenScales, StepCodes::Amax}) {
+      step.codes = codes;
+      scenes.push_back(std::make_unique<StepScene>(step));
+    }
+    SwigluCodesSetup swiglu;
+    swiglu.flags = flags;
+    for (const SwigluCodes codes : all_swiglu_codes) {
+      swiglu.codes = codes;
+      scenes.push_back(std::make_unique<SwigluCodesScene>(swiglu));
+    }
+    const Graph graph([&](cudaStream_t stream) {
+      for (const auto &scene : scenes) require_call(*scene, stream);
+    });
+    launch_and_wait(graph);
+    for (const auto &scene : scenes) scene->check();
+    for (const double factor : {4.0, 0.125, 16.0}) {
+      for (const auto &scene : scenes) scene->multiply_values(factor);
+      launch_and_wait(graph);
+      for (const auto &scene : scenes) scene->check();
     }
   }
 }
@@ -107,7 +141,7 @@ TEST_CASE("empty and refused calls leave nothing in a capture and do not end it"
 TEST_CASE("a thousand replays out of place give what one gives", "[cuda][graphs]") {
   need_gpus();
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
-    Scenes scenes;
+    Scenes scenes = scenes_with_codes(dtype);
     for (const Direction direction : {Direction::Forward, Direction::Backward}) {
       RopeSetup rope;
       rope.dtype = dtype;

@@ -11,7 +11,6 @@
 #include "backend/backend.hpp"
 #include "core/problem/step_problem.hpp"
 #include "scenes.hpp"
-#include "support/swiglu_call.hpp"
 
 namespace {
 
@@ -131,6 +130,38 @@ void check_rope_rows(const RowCase &row_case) {
   }
 }
 
+// Compares the launches of a call with those of more grid rows.
+void check_swiglu_grid(const DeviceImage &image, rope_dtype_t dtype, const swiglu_args_t &args, bool is_backward) {
+  rope::DeviceInfo device;
+  require_served(rope::kCudaBackend.open_swiglu("test", dtype, 0, 0, &device));
+  rope::SwigluCall call;
+  require_served(rope::make_swiglu_call("test", dtype, kPlain, args, is_backward, &call));
+  rope::SwigluCallPlan plan;
+  require_served(rope::plan_swiglu_call("test", call, device, &plan));
+  const auto bytes_with = [&](const rope::SwigluCallPlan &with) {
+    return bytes_after(image, [&] { return rope::kCudaBackend.run_swiglu("test", call, with, 0, nullptr); });
+  };
+  const std::vector<std::byte> expected = bytes_with(plan);
+  CHECK_FALSE(image.is_as_frozen());
+  for (const uint32_t blocks_per_row : {1u, 2u, 5u}) {
+    rope::SwigluCallPlan cut = plan;
+    bool is_cut = false;
+    for (int i = 0; i < (plan.has_blocks ? 1 : call.count); ++i) {
+      rope::SwigluPlan &launch = plan.has_blocks ? cut.blocks : cut.plans[i];
+      REQUIRE(launch.grid_y == 1);
+      // Kernels of matrices to codes have one grid row.
+      if (blocks_per_row >= launch.grid_x || (launch.is_matrix && call.problems[i].has_codes())) continue;
+      launch.grid_y = (launch.grid_x - 1) / blocks_per_row + 1;
+      launch.grid_x = blocks_per_row;
+      is_cut = true;
+      UNSCOPED_INFO("grid " << launch.grid_x << " x " << launch.grid_y);
+    }
+    if (!is_cut) continue;
+    const bool is_same = bytes_with(cut) == expected;
+    CHECK(is_same);
+  }
+}
+
 void check_swiglu_rows(rope_dtype_t dtype, const Shape &shape, int64_t start, bool is_backward, bool has_row_scale) {
   INFO(oracle::dtype_name(dtype) << (is_backward ? " backward, " : " forward, ") << start
                                  << " elements past the alignment" << (has_row_scale ? ", row_scale" : ""));
@@ -163,27 +194,45 @@ void check_swiglu_rows(rope_dtype_t dtype, const Shape &shape, int64_t start, bo
   for (rope_tensor_t *tensor : inputs) *tensor = image.there(*tensor);
   for (rope_tensor_t *tensor : outputs) *tensor = image.there(*tensor);
 
-  rope::DeviceInfo device;
-  require_served(rope::kCudaBackend.open_swiglu("test", dtype, 0, 0, &device));
-  rope::SwigluProblem problem;
-  require_served(swiglu_call::make_problem("test", dtype, kPlain, args, is_backward, &problem));
-  rope::SwigluPlan plan;
-  require_served(rope::plan_swiglu("test", problem, device, &plan));
-  REQUIRE(plan.grid_y == 1);
-  const auto launch = [&] {
-    return rope::kCudaBackend.run_swiglu("test", swiglu_call::call_of(problem), swiglu_call::plan_of(plan), 0, nullptr);
-  };
-  const std::vector<std::byte> expected = bytes_after(image, launch);
-  CHECK_FALSE(image.is_as_frozen());
-  const uint32_t blocks = plan.grid_x;
-  for (const uint32_t blocks_per_row : {1u, 2u, 5u}) {
-    if (blocks_per_row >= blocks) continue;
-    plan.grid_x = blocks_per_row;
-    plan.grid_y = (blocks - 1) / blocks_per_row + 1;
-    INFO("grid " << plan.grid_x << " x " << plan.grid_y);
-    const bool is_same = bytes_after(image, launch) == expected;
-    CHECK(is_same);
+  check_swiglu_grid(image, dtype, args, is_backward);
+}
+
+// Codes by row and by column: of matrices, from one launch, or of single elements, from one for each output.
+void check_code_rows(rope_dtype_t dtype, int64_t start, bool is_backward) {
+  INFO(oracle::dtype_name(dtype) << (is_backward ? " backward, " : " forward, ") << start
+                                 << " elements past the alignment, codes");
+  constexpr int64_t rows = 96, columns = 320;
+  Workspace workspace(19);
+  swiglu_args_t args = swiglu_args();
+  swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+  swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+  std::vector<rope_tensor_t *> tensors = {&args.gate, &args.up};
+  if (is_backward) tensors.push_back(&args.grad_out);
+  for (rope_tensor_t *input : tensors) {
+    *input = workspace.tensor(dtype, {rows, columns}, Placement().at(start));
+    workspace.fill_normal(*input);
   }
+  const auto add = [&](rope_tensor_t *codes, rope_tensor_t *scales, const Shape &scales_shape) {
+    *codes = workspace.tensor(ROPE_DTYPE_F8_E4M3, {rows, columns}, Placement().at(start));
+    *scales = workspace.tensor(ROPE_DTYPE_F8_E8M0, scales_shape);
+    tensors.insert(tensors.end(), {codes, scales});
+  };
+  const Shape by_row = {rows, columns / 32}, by_column = {rows / 32, columns};
+  if (is_backward) {
+    add(&args.grad_gate, &quant.grad_gate_scales_out, by_row);
+    add(&args.grad_up, &quant.grad_up_scales_out, by_row);
+    add(&column.grad_gate, &column.grad_gate_scales_out, by_column);
+    add(&column.grad_up, &column.grad_up_scales_out, by_column);
+  } else {
+    add(&args.out, &quant.scales_out, by_row);
+    add(&column.out, &column.scales_out, by_column);
+  }
+  args.quant = &quant;
+  args.column = &column;
+  workspace.freeze();
+  const DeviceImage image(workspace);
+  for (rope_tensor_t *tensor : tensors) *tensor = image.there(*tensor);
+  check_swiglu_grid(image, dtype, args, is_backward);
 }
 
 }  // namespace
@@ -227,6 +276,15 @@ TEST_CASE("SwiGLU gives the same bits with several grid rows", "[cuda][grid]") {
           check_swiglu_rows(dtype, {7, 3, 3, 123}, start, is_backward, has_row_scale);
         }
       }
+    }
+  }
+}
+
+TEST_CASE("SwiGLU gives the same codes with several grid rows", "[cuda][grid][codes]") {
+  need_gpus();
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+    for (const int64_t start : {0, 1}) {
+      for (const bool is_backward : {false, true}) check_code_rows(dtype, start, is_backward);
     }
   }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // programmatic_tests.cpp - calls with ROPE_FLAG_PROGRAMMATIC_LAUNCH start early and wait before they access memory
 //
-// A chain of calls uses every kernel; each call reads what the previous one wrote and overwrites what that one read.
+// A chain of calls uses every kernel; each call reads what the previous one wrote and overwrites what that one read. A
+// chain of its own makes codes and reads them.
 // The chain must give the bits of the same calls without the flag, run one at a time. Before each chain, a copy writes
 // all operands, including positions: CUDA's own copy, or a kernel that lets the next one start long before it writes.
 #include <catch2/catch_test_macros.hpp>
@@ -26,10 +27,12 @@ struct Setup {
   rope_dtype_t dtype;
   rope_style_t style;
   int64_t tokens;  // per batch; positions treat the batches as one
+  bool has_codes = false;
 
   std::string describe() const {
     std::ostringstream text;
-    text << oracle::dtype_name(dtype) << " style " << style << ", 2 x " << tokens << " tokens";
+    text << oracle::dtype_name(dtype) << " style " << style << ", 2 x " << tokens << " tokens"
+         << (has_codes ? ", codes" : "");
     return text.str();
   }
 };
@@ -41,16 +44,48 @@ struct Operands {
   rope_tensor_t cos32, sin32, cos16, sin16, channel_cos, channel_sin, angles;
   rope_tensor_t fault, row_scale, num_rows;
 
+  // Codes, in rows of all heads, of a quarter of them, and as caches; their scales.
+  rope_tensor_t codes, column_codes, pair_codes, k_cache, v_cache;
+  rope_tensor_t group_scales, row_scales, column_scales, pair_scales, k_scales;
+  rope_tensor_t weight, slots, amax, hidden_amax;
+
   std::vector<rope_tensor_t *> all() {
-    return {&q,          &k,     &other_q,   &hidden,  &positions, &axis_positions, &start_positions,
-            &cu_seqlens, &cos32, &sin32,     &cos16,   &sin16,     &channel_cos,    &channel_sin,
-            &angles,     &fault, &row_scale, &num_rows};
+    return {&q,          &k,       &other_q,      &hidden,     &positions,     &axis_positions, &start_positions,
+            &cu_seqlens, &cos32,   &sin32,        &cos16,      &sin16,         &channel_cos,    &channel_sin,
+            &angles,     &fault,   &row_scale,    &num_rows,   &codes,         &column_codes,   &pair_codes,
+            &k_cache,    &v_cache, &group_scales, &row_scales, &column_scales, &pair_scales,    &k_scales,
+            &weight,     &slots,   &amax,         &hidden_amax};
   }
 };
 
+// Each entry of the caches has a token.
+void add_code_operands(int64_t tokens, rope_dtype_t dtype, Workspace *workspace, Operands *operands) {
+  const rope_dtype_t code = ROPE_DTYPE_F8_E4M3;
+  operands->codes = workspace->tensor(code, {tokens, q_heads * head_dim});
+  operands->column_codes = workspace->tensor(code, {4 * tokens, q_heads * head_dim / 4});
+  operands->pair_codes = workspace->tensor(ROPE_DTYPE_F4_E2M1X2, {tokens, q_heads * head_dim / 2});
+  for (rope_tensor_t *cache : {&operands->k_cache, &operands->v_cache}) {
+    *cache = workspace->tensor(code, {tokens / 4, 4, k_heads, head_dim});
+  }
+  operands->group_scales = workspace->tensor(ROPE_DTYPE_F32, {tokens, q_heads});
+  operands->row_scales = workspace->tensor(ROPE_DTYPE_F8_E8M0, {4 * tokens, q_heads * head_dim / 4 / 32});
+  operands->column_scales = workspace->tensor(ROPE_DTYPE_F8_E8M0, {4 * tokens / 32, q_heads * head_dim / 4});
+  operands->pair_scales = workspace->tensor(code, {tokens, q_heads * head_dim / 16});
+  operands->k_scales = workspace->tensor(ROPE_DTYPE_F32, {tokens / 4, 4, k_heads, 1});
+  operands->weight = workspace->tensor(dtype, {head_dim});
+  workspace->fill_normal(operands->weight);
+  operands->slots = workspace->tensor(ROPE_DTYPE_I64, {tokens});
+  workspace->fill_integers(operands->slots, [&](const Index &at) { return tokens - 1 - at[0]; });
+  operands->amax = workspace->tensor(ROPE_DTYPE_F32, {3});
+  operands->hidden_amax = workspace->tensor(ROPE_DTYPE_F32, {1});
+  for (const rope_tensor_t *amax : {&operands->amax, &operands->hidden_amax}) {
+    workspace->fill(*amax, [](const Index &) { return oracle::Real{0}; });
+  }
+}
+
 Operands make_operands(const Setup &setup, Workspace *workspace) {
   const int64_t tokens = batches * setup.tokens;
-  Operands operands;
+  Operands operands = {};
   const Shape q_shape = {batches, setup.tokens, q_heads, head_dim};
   operands.q = workspace->tensor(setup.dtype, q_shape);
   operands.other_q = workspace->tensor(setup.dtype, q_shape);
@@ -85,6 +120,7 @@ Operands make_operands(const Setup &setup, Workspace *workspace) {
   workspace->fill_integers(operands.cu_seqlens, [&](const Index &index) { return ends[index[0]]; });
   workspace->fill_integers(operands.fault, [](const Index &) { return 0; });
   workspace->fill_integers(operands.num_rows, [&](const Index &) { return tokens - 1; });
+  if (setup.has_codes) add_code_operands(tokens, setup.dtype, workspace, &operands);
   return operands;
 }
 
@@ -102,7 +138,17 @@ struct Step {
   std::string title;
   std::function<rope_status_t(uint32_t flags, rope_stream_t stream)> call;
   bool has_flag;
-  std::string explanation;  // of RoPE with the flag
+  std::string explanation;  // with the flag
+};
+
+// Structs that args point to. A step keeps them.
+struct Further {
+  rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+  rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+  rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+  rope_input_args_t input = ROPE_INPUT_ARGS_INIT;
+  swiglu_quant_args_t gating = SWIGLU_QUANT_ARGS_INIT;
+  swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
 };
 
 class Steps {
@@ -116,16 +162,17 @@ class Steps {
     return config;
   }
 
-  void add_rope(const char *title, Direction direction, const rope_config_t &config, const rope_args_t &args) {
+  void add_rope(const char *title, Direction direction, const rope_config_t &config, const rope_args_t &args,
+                const std::shared_ptr<const Further> &further = nullptr) {
     const auto desc = share(config);
-    const auto call = [desc, direction, args](uint32_t flags, rope_stream_t stream) {
+    const auto call = [desc, direction, args, further](uint32_t flags, rope_stream_t stream) {
       rope_args_t flagged = args;
-      flagged.flags = flags;
+      flagged.flags |= flags;
       return direction == Direction::Forward ? rope_forward(desc.get(), &flagged, stream)
                                              : rope_backward(desc.get(), &flagged, stream);
     };
     rope_args_t flagged = args;
-    flagged.flags = programmatic;
+    flagged.flags |= programmatic;
     char text[256] = "";
     if (rope_explain(desc.get(), &flagged, text, sizeof text) != ROPE_STATUS_SUCCESS) FAIL(rope_last_error());
     steps_.push_back({title, call, true, text});
@@ -139,17 +186,22 @@ class Steps {
     steps_.push_back({title, call, false, ""});
   }
 
-  void add_swiglu(const char *title, Direction direction, const swiglu_args_t &args) {
+  void add_swiglu(const char *title, Direction direction, const swiglu_args_t &args,
+                  const std::shared_ptr<const Further> &further = nullptr) {
     swiglu_config_t config = swiglu_config_for(device_);
     config.dtype = setup_.dtype;
     const auto desc = share(config);
-    const auto call = [desc, direction, args](uint32_t flags, rope_stream_t stream) {
+    const auto call = [desc, direction, args, further](uint32_t flags, rope_stream_t stream) {
       swiglu_args_t flagged = args;
       flagged.flags = flags;
       return direction == Direction::Forward ? swiglu_forward(desc.get(), &flagged, stream)
                                              : swiglu_backward(desc.get(), &flagged, stream);
     };
-    steps_.push_back({title, call, true, ""});
+    swiglu_args_t flagged = args;
+    flagged.flags = programmatic;
+    char text[256] = "";
+    if (swiglu_explain(desc.get(), &flagged, text, sizeof text) != ROPE_STATUS_SUCCESS) FAIL(rope_last_error());
+    steps_.push_back({title, call, true, text});
   }
 
   const std::vector<Step> &all() const { return steps_; }
@@ -283,6 +335,145 @@ std::vector<Step> make_steps(const Device &device, const Setup &setup, const Ope
   return steps.all();
 }
 
+// Calls that make codes and scales. Further calls read these as integers or factors: codes as positions.
+std::vector<Step> make_code_steps(const Device &device, const Setup &setup, const Operands &on) {
+  const Direction forward = Direction::Forward, backward = Direction::Backward;
+  const int64_t tokens = batches * setup.tokens;
+  Steps steps(device, setup);
+  const rope_config_t config = steps.rope_config();
+  rope_config_t step_config = config;
+  step_config.layout = ROPE_LAYOUT_THD;
+  rope_config_t norm_config = step_config;
+  norm_config.norm = ROPE_NORM_RMS;
+  norm_config.norm_eps = 1e-6;
+
+  const Shape q_shape = {tokens, q_heads, head_dim}, rows = {tokens, q_heads * head_dim},
+              quarters = {4 * tokens, q_heads * head_dim / 4};
+  // Integers of eight codes, at equal distances.
+  const auto integers = [](const rope_tensor_t &codes, const Shape &shape) {
+    rope_tensor_t view = reshaped(codes, shape);
+    view.dtype = ROPE_DTYPE_I64;
+    view.flags = ROPE_TENSOR_STRIDED;
+    int64_t stride = element_count(codes) / 8 / element_count(view);
+    for (size_t axis = shape.size(); axis-- > 0; stride *= shape[axis]) view.stride[axis] = stride;
+    return view;
+  };
+  const auto turn_by = [&](const char *title, const rope_tensor_t &codes, const rope_tensor_t &scales) {
+    rope_args_t args = rope_args();
+    args.q = on.q;
+    args.k = on.k;
+    args.positions = integers(codes, {batches, setup.tokens});
+    if (scales.ndim != 0) args.start_positions = integers(scales, {batches});
+    steps.add_rope(title, forward, config, args);
+  };
+
+  // Outputs of q as codes, k and v as codes of a cache.
+  const auto add_step = [&](const char *title, const auto &change) {
+    const auto further = std::make_shared<Further>();
+    rope_args_t args = rope_args();
+    args.q = reshaped(on.q, q_shape);
+    args.k = reshaped(on.k, {tokens, k_heads, head_dim});
+    args.v = narrow(reshaped(on.other_q, q_shape), 1, 0, k_heads);
+    args.q_out = reshaped(on.codes, q_shape);
+    args.flags = ROPE_FLAG_V_UNROTATED;
+    further->norm.q_weight = on.weight;
+    further->cache.k_cache = on.k_cache;
+    further->cache.v_cache = on.v_cache;
+    further->cache.slots = on.slots;
+    args.cache = &further->cache;
+    args.quant = &further->quant;
+    const bool has_norm = change(further.get());
+    if (has_norm) args.norm = &further->norm;
+    steps.add_rope(title, forward, has_norm ? norm_config : step_config, args, further);
+  };
+  const auto use_scales = [&](Further *further) {
+    further->quant.q_scale = narrow(on.amax, 0, 0, 1);
+    further->quant.k_scale = narrow(on.amax, 0, 1, 1);
+    further->quant.v_scale = narrow(on.amax, 0, 2, 1);
+  };
+  // The first call of the chain cannot rely on other_q.
+  rope_args_t args = rope_args();
+  args.q = on.q;
+  args.q_out = on.other_q;
+  steps.add_rope("q to another", forward, config, args);
+  add_step("codes, and their largest magnitudes", [&](Further *further) {
+    further->quant.amax_out = on.amax;
+    return true;
+  });
+  add_step("codes with those magnitudes for scales", [&](Further *further) {
+    use_scales(further);
+    return true;
+  });
+  turn_by("turned by codes", on.codes, {});
+  add_step("codes without a norm", [&](Further *further) {
+    use_scales(further);
+    return false;
+  });
+  turn_by("turned by codes of a cache", on.k_cache, {});
+  add_step("codes and scales", [&](Further *further) {
+    further->quant.q_scales_out = reshaped(on.group_scales, {tokens, q_heads, 1});
+    further->cache.k_scales = on.k_scales;
+    further->quant.v_scale = narrow(on.amax, 0, 2, 1);
+    return true;
+  });
+  const auto factors = std::make_shared<Further>();
+  factors->input.q_row_factor = on.group_scales;
+  args.q = reshaped(on.q, q_shape);
+  args.q_out = reshaped(on.other_q, q_shape);
+  args.input = &factors->input;
+  steps.add_rope("multiplied by those scales", forward, step_config, args, factors);
+
+  const auto add_swiglu = [&](const char *title, const Shape &shape, Direction direction, const auto &change) {
+    const auto further = std::make_shared<Further>();
+    swiglu_args_t gating = swiglu_args();
+    gating.gate = reshaped(on.q, shape);
+    gating.up = reshaped(on.other_q, shape);
+    gating.quant = &further->gating;
+    change(&gating, further.get());
+    steps.add_swiglu(title, direction, gating, further);
+  };
+  add_swiglu("SwiGLU to codes, and their largest magnitude", rows, forward,
+             [&](swiglu_args_t *gating, Further *further) {
+               gating->out = on.codes;
+               further->gating.scale = narrow(on.amax, 0, 0, 1);
+               further->gating.amax_out = on.hidden_amax;
+             });
+  add_swiglu("SwiGLU to codes and scales", rows, forward, [&](swiglu_args_t *gating, Further *further) {
+    gating->out = on.codes;
+    further->gating.scales_out = on.group_scales;
+  });
+  add_swiglu("SwiGLU of rows with those scales", rows, forward, [&](swiglu_args_t *gating, Further *) {
+    gating->out = on.hidden;
+    gating->row_scale = select(on.group_scales, 1, 3);
+    gating->quant = nullptr;
+  });
+  add_swiglu("SwiGLU to pairs of codes", rows, forward, [&](swiglu_args_t *gating, Further *further) {
+    gating->out = on.pair_codes;
+    further->gating.scales_out = on.pair_scales;
+    further->gating.scale = on.hidden_amax;
+  });
+  turn_by("turned by pairs of codes and their scales", on.pair_codes, on.pair_scales);
+  add_swiglu("SwiGLU to codes by row and by column", quarters, forward, [&](swiglu_args_t *gating, Further *further) {
+    gating->out = reshaped(on.codes, quarters);
+    further->gating.scales_out = on.row_scales;
+    further->column.out = on.column_codes;
+    further->column.scales_out = on.column_scales;
+    gating->column = &further->column;
+  });
+  turn_by("turned by codes by column and their scales", on.column_codes, on.column_scales);
+  add_swiglu("gradients to codes by row and by column", quarters, backward,
+             [&](swiglu_args_t *gating, Further *further) {
+               gating->grad_out = reshaped(on.hidden, quarters);
+               gating->grad_gate = reshaped(on.codes, quarters);
+               further->gating.grad_gate_scales_out = on.row_scales;
+               further->column.grad_up = on.column_codes;
+               further->column.grad_up_scales_out = on.column_scales;
+               gating->column = &further->column;
+             });
+  turn_by("turned by codes of gradients and their scales", on.codes, on.row_scales);
+  return steps.all();
+}
+
 // The calls of a chain on a GPU, and the bytes of all operands before the first call and after each call.
 class Chain {
  public:
@@ -290,7 +481,7 @@ class Chain {
     workspace_.freeze();
     image_ = std::make_unique<DeviceImage>(workspace_);
     for (rope_tensor_t *tensor : operands_.all()) *tensor = image_->there(*tensor);
-    steps_ = make_steps({ROPE_DEVICE_CUDA, 0, ""}, setup, operands_);
+    steps_ = (setup.has_codes ? make_code_steps : make_steps)({ROPE_DEVICE_CUDA, 0, ""}, setup, operands_);
     image_->reset();
     add_state();
     const Stream stream;
@@ -363,18 +554,14 @@ std::vector<Setup> all_setups() {
     setups.push_back({ROPE_DTYPE_F32, style, 700});
     setups.push_back({ROPE_DTYPE_BF16, style, many_tokens});
   }
+  setups.push_back({ROPE_DTYPE_BF16, ROPE_STYLE_HALF, 4, true});
+  setups.push_back({ROPE_DTYPE_F16, ROPE_STYLE_INTERLEAVED, 120, true});
+  setups.push_back({ROPE_DTYPE_F32, ROPE_STYLE_HALF, 4, true});  // codes of general kernels
   return setups;
 }
 
 int repetitions_of(const Setup &setup, int of_small_ones) {
   return setup.tokens < 100 ? of_small_ones : of_small_ones / 20 + 1;
-}
-
-int compute_capability() {
-  int major = 0, minor = 0;
-  REQUIRE_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  REQUIRE_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
-  return 10 * major + minor;
 }
 
 }  // namespace
@@ -459,16 +646,18 @@ TEST_CASE("calls with and without the flag may alternate", "[cuda][programmatic]
 
 TEST_CASE("a captured call starts early where it has the flag and the GPU can", "[cuda][programmatic]") {
   need_gpus();
-  const Chain chain({ROPE_DTYPE_BF16, ROPE_STYLE_HALF, 4});
-  for (const Step &step : chain.steps()) {
-    INFO(step.title);
-    for (const uint32_t flags : {uint32_t{0}, programmatic}) {
-      const Graph graph([&](cudaStream_t stream) {
-        chain.enqueue_state(0, true, stream);
-        Chain::enqueue(step, flags, stream);
-      });
-      const bool starts_early = flags != 0 && step.has_flag && compute_capability() >= 90;
-      CHECK(graph.num_programmatic_edges() == (starts_early ? 1 : 0));
+  for (const bool has_codes : {false, true}) {
+    const Chain chain({ROPE_DTYPE_BF16, ROPE_STYLE_HALF, 4, has_codes});
+    for (const Step &step : chain.steps()) {
+      INFO(step.title);
+      for (const uint32_t flags : {uint32_t{0}, programmatic}) {
+        const Graph graph([&](cudaStream_t stream) {
+          chain.enqueue_state(0, true, stream);
+          Chain::enqueue(step, flags, stream);
+        });
+        const bool starts_early = flags != 0 && step.has_flag && compute_capability() >= 90;
+        CHECK(graph.num_programmatic_edges() == (starts_early ? 1 : 0));
+      }
     }
   }
 }
@@ -488,10 +677,18 @@ TEST_CASE("the chains have calls of every kernel", "[cuda][programmatic]") {
                            ": token table kernel, ",
                            ": scalar angles kernel, ",
                            ": scalar table kernel, ",
-                           ": general kernel, "};
+                           ": general kernel, ",
+                           ": warp angles codes kernel, ",
+                           ": short angles codes kernel, ",
+                           ": long angles codes kernel, ",
+                           ": long angles factors kernel, ",
+                           ": matrix codes kernel, ",
+                           ": group codes kernel, ",
+                           ": blocks of codes kernel, "};
   std::string explanations;
-  for (const int64_t tokens : {int64_t{4}, int64_t{500}, many_tokens}) {
-    const Chain chain({ROPE_DTYPE_BF16, ROPE_STYLE_HALF, tokens});
+  for (const Setup &setup : all_setups()) {
+    if (setup.dtype != ROPE_DTYPE_BF16 || setup.style != ROPE_STYLE_HALF) continue;
+    const Chain chain(setup);
     for (const Step &step : chain.steps()) explanations += step.explanation + '\n';
   }
   INFO(explanations);

@@ -370,6 +370,47 @@ std::string SwigluScene::describe() const {
   return text.str();
 }
 
+void BitScene::begin(int device_index) {
+  workspace_.freeze();
+  place(device_index);
+  use([this](const rope_tensor_t &tensor) { return image_->there(tensor); });
+  expect();
+}
+
+void BitScene::expect() {
+  INFO(describe());
+  const rope_status_t status = call_on_cpu();
+  if (status != ROPE_STATUS_SUCCESS) FAIL(rope_status_name(status) << ": " << rope_last_error());
+  expected_ = workspace_.image();
+}
+
+void BitScene::check_fetched() {
+  image_->copy_to_workspace();
+  INFO(describe());
+  const bool is_same = workspace_.image() == expected_;
+  CHECK(is_same);
+  CHECK(workspace_.guards_hold());
+}
+
+namespace {
+
+// Copies a compact tensor to the device.
+void copy_to_device(const rope_tensor_t &here, const rope_tensor_t &there) {
+  const int64_t bytes = element_count(here) * oracle::element_size(here.dtype);
+  REQUIRE_CUDA(cudaMemcpy(there.data, here.data, static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
+}
+
+}  // namespace
+
+void BitScene::multiply_values(double factor) {
+  for (const auto &[here, there] : values()) {
+    const rope_tensor_t &tensor = here;
+    workspace_.fill(tensor, [&](const Index &at) { return value_at(tensor, at) * static_cast<Real>(factor); });
+    copy_to_device(tensor, there);
+  }
+  expect();
+}
+
 namespace {
 
 rope_config_t config_for(const StepSetup &setup, const Device &device) {
@@ -384,31 +425,38 @@ rope_config_t config_for(const StepSetup &setup, const Device &device) {
   return config;
 }
 
+const Device cpu = {ROPE_DEVICE_CPU, 0, ""};
+
 }  // namespace
 
+std::vector<rope_tensor_t *> StepScene::Operands::tensors() {
+  return {&args.q,        &args.q_out,    &args.k,        &args.v,        &args.cos,           &args.sin,
+          &norm.q_weight, &norm.k_weight, &cache.k_cache, &cache.v_cache, &cache.k_scales,     &cache.v_scales,
+          &cache.slots,   &quant.q_scale, &quant.k_scale, &quant.v_scale, &quant.q_scales_out, &quant.amax_out};
+}
+
 StepScene::StepScene(const StepSetup &setup)
-    : Scene(setup.seed), setup_(setup), desc_(share(config_for(setup, {ROPE_DEVICE_CUDA, setup.device_index, ""}))) {
+    : BitScene(setup.seed), setup_(setup), desc_(share(config_for(setup, {ROPE_DEVICE_CUDA, setup.device_index, ""}))) {
   const int64_t pages = setup.tokens / 4 + 3;
-  rope_args_t &args = host_args_;
+  rope_args_t &args = host_.args;
   for (const auto &[tensor, heads] : {std::pair(&args.q, 3), {&args.k, 2}, {&args.v, 2}}) {
     *tensor = workspace_.tensor(setup.dtype, {setup.tokens, heads, channels});
     workspace_.fill_normal(*tensor);
   }
   args.flags = setup.flags | (setup.is_turned ? ROPE_FLAG_V_UNROTATED : ROPE_FLAG_UNROTATED);
   if (setup.norm != 0) {
-    for (rope_tensor_t *weight : {&norm_.q_weight, &norm_.k_weight}) {
+    for (rope_tensor_t *weight : {&host_.norm.q_weight, &host_.norm.k_weight}) {
       *weight = workspace_.tensor(setup.dtype, {channels});
       workspace_.fill_normal(*weight);
     }
-    args.norm = &norm_;
   }
   if (setup.has_cache) {
-    for (rope_tensor_t *cache : {&cache_.k_cache, &cache_.v_cache}) {
-      *cache = workspace_.tensor(setup.dtype, {pages, 4, 2, channels});
+    const rope_dtype_t dtype = setup.codes == StepCodes::None ? setup.dtype : ROPE_DTYPE_F8_E4M3;
+    for (rope_tensor_t *cache : {&host_.cache.k_cache, &host_.cache.v_cache}) {
+      *cache = workspace_.tensor(dtype, {pages, 4, 2, channels});
     }
-    cache_.slots = workspace_.tensor(ROPE_DTYPE_I64, {setup.tokens});
-    workspace_.fill_integers(cache_.slots, [](const Index &at) { return at[0]; });
-    args.cache = &cache_;
+    host_.cache.slots = workspace_.tensor(ROPE_DTYPE_I64, {setup.tokens});
+    workspace_.fill_integers(host_.cache.slots, [](const Index &at) { return at[0]; });
   }
   if (setup.has_table) {
     const auto rotation = [](const Index &at) {
@@ -419,63 +467,270 @@ StepScene::StepScene(const StepSetup &setup)
     workspace_.fill(args.cos, [&](const Index &at) { return rotation(at).cos; });
     workspace_.fill(args.sin, [&](const Index &at) { return rotation(at).sin; });
   }
-  workspace_.freeze();
-  place(setup.device_index);
-  device_args_ = args;
-  device_norm_ = norm_;
-  device_cache_ = cache_;
-  for (rope_tensor_t *tensor :
-       {&device_args_.q, &device_args_.k, &device_args_.v, &device_args_.cos, &device_args_.sin, &device_norm_.q_weight,
-        &device_norm_.k_weight, &device_cache_.k_cache, &device_cache_.v_cache, &device_cache_.slots}) {
-    *tensor = image_->there(*tensor);
+  if (setup.codes != StepCodes::None) add_codes();
+  begin(setup.device_index);
+}
+
+void StepScene::add_codes() {
+  rope_quant_args_t &quant = host_.quant;
+  host_.args.q_out = workspace_.tensor(ROPE_DTYPE_F8_E4M3, {setup_.tokens, 3, channels});
+  if (setup_.codes == StepCodes::WrittenScales) {
+    quant.q_scales_out = workspace_.tensor(ROPE_DTYPE_F32, {setup_.tokens, 3, 1});
+    if (!setup_.has_cache) return;
+    const Shape shape = {host_.cache.k_cache.shape[0], 4, 2, 1};
+    host_.cache.k_scales = workspace_.tensor(ROPE_DTYPE_F32, shape);
+    host_.cache.v_scales = workspace_.tensor(ROPE_DTYPE_F8_E8M0, shape);
+    return;
   }
-  if (setup.norm != 0) device_args_.norm = &device_norm_;
-  if (setup.has_cache) device_args_.cache = &device_cache_;
-  expect(0);
+  for (const auto &[scale, count] : {std::pair(&quant.q_scale, 3), {&quant.k_scale, 1}, {&quant.v_scale, 2}}) {
+    *scale = workspace_.tensor(ROPE_DTYPE_F32, {count});
+    workspace_.fill(*scale, [](const Index &at) { return Real{0.013L} * (1 + at[0]); });
+  }
+  if (setup_.codes != StepCodes::Amax) return;
+  quant.amax_out = workspace_.tensor(ROPE_DTYPE_F32, {3});
+  workspace_.fill(quant.amax_out, [](const Index &) { return Real{0}; });
+}
+
+void StepScene::use(const There &there) {
+  device_ = host_;
+  for (rope_tensor_t *tensor : device_.tensors()) *tensor = there(*tensor);
+}
+
+std::vector<std::pair<rope_tensor_t, rope_tensor_t>> StepScene::values() const {
+  return {{host_.args.q, device_.args.q}, {host_.args.k, device_.args.k}, {host_.args.v, device_.args.v}};
+}
+
+rope_status_t StepScene::call_with(const rope_desc_t *desc, const Operands &operands, rope_stream_t stream) const {
+  rope_args_t args = operands.args;
+  if (setup_.norm != 0) args.norm = &operands.norm;
+  if (setup_.has_cache) args.cache = &operands.cache;
+  if (setup_.codes != StepCodes::None) args.quant = &operands.quant;
+  return rope_forward(desc, &args, stream);
 }
 
 rope_status_t StepScene::call(rope_stream_t stream) const {
-  return rope_forward(desc_.get(), &device_args_, stream);
+  return call_with(desc_.get(), device_, stream);
 }
 
-void StepScene::expect(int64_t slots_moved_by) {
-  workspace_.restore();
-  if (slots_moved_by != 0) {
-    workspace_.fill_integers(cache_.slots, [&](const Index &at) { return at[0] + slots_moved_by; });
+rope_status_t StepScene::call_rows(int64_t first, int64_t length, rope_stream_t stream) const {
+  Operands part = device_;
+  part.args.position_offset = first;
+  for (rope_tensor_t *tensor :
+       {&part.args.q, &part.args.q_out, &part.args.k, &part.args.v, &part.cache.slots, &part.quant.q_scales_out}) {
+    if (tensor->ndim != 0) *tensor = narrow(*tensor, 0, first, length);
   }
-  const RopeDesc on_cpu = create(config_for(setup_, {ROPE_DEVICE_CPU, 0, ""}));
-  rope_args_t args = host_args_;
-  args.flags &= ~static_cast<uint32_t>(ROPE_FLAG_PROGRAMMATIC_LAUNCH);
-  INFO(describe());
-  REQUIRE(rope_forward(on_cpu.get(), &args, nullptr) == ROPE_STATUS_SUCCESS);
-  expected_ = workspace_.image();
+  return call_with(desc_.get(), part, stream);
+}
+
+rope_status_t StepScene::call_on_cpu() const {
+  Operands operands = host_;
+  operands.args.flags &= ~static_cast<uint32_t>(ROPE_FLAG_PROGRAMMATIC_LAUNCH);
+  return call_with(create(config_for(setup_, cpu)).get(), operands, nullptr);
 }
 
 void StepScene::move_slots(int64_t by) {
-  expect(by);
-  std::vector<int64_t> slots(static_cast<size_t>(setup_.tokens));
-  for (size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<int64_t>(i) + by;
-  REQUIRE_CUDA(
-      cudaMemcpy(device_cache_.slots.data, slots.data(), slots.size() * sizeof slots[0], cudaMemcpyHostToDevice));
-}
-
-void StepScene::check_fetched() {
-  image_->copy_to_workspace();
-  INFO(describe());
-  CHECK(workspace_.image() == expected_);
+  workspace_.restore();
+  workspace_.fill_integers(host_.cache.slots, [&](const Index &at) { return at[0] + by; });
+  copy_to_device(host_.cache.slots, device_.cache.slots);
+  expect();
 }
 
 std::string StepScene::describe() const {
+  static const char *const codes[] = {"", ", codes with static scales", ", codes with written scales",
+                                      ", codes and amax"};
   std::ostringstream text;
   text << "step " << oracle::dtype_name(setup_.dtype) << " style " << setup_.style << ", norm " << setup_.norm
        << " order " << setup_.norm_order << (setup_.is_turned ? "" : ", not turned")
-       << (setup_.has_cache ? ", cached" : "") << (setup_.has_table ? " by tables" : "") << ", " << setup_.tokens
-       << " tokens, flags " << setup_.flags << ", device " << setup_.device_index;
+       << (setup_.has_cache ? ", cached" : "") << (setup_.has_table ? " by tables" : "")
+       << codes[static_cast<int>(setup_.codes)] << ", " << setup_.tokens << " tokens, flags " << setup_.flags
+       << ", device " << setup_.device_index;
   return text.str();
 }
 
-Scenes scenes_of_each_function(rope_dtype_t dtype, int device_index) {
+namespace {
+
+constexpr int64_t code_columns = 256;
+
+swiglu_config_t config_for(const SwigluCodesSetup &setup, const Device &device) {
+  swiglu_config_t config = swiglu_config_for(device);
+  config.dtype = setup.dtype;
+  config.quant_rounding = ROPE_QUANT_ROUND_FIRST;
+  return config;
+}
+
+}  // namespace
+
+std::vector<rope_tensor_t *> SwigluCodesScene::Operands::tensors() {
+  return {&args.gate,
+          &args.up,
+          &args.out,
+          &args.grad_out,
+          &args.grad_gate,
+          &args.grad_up,
+          &quant.scale,
+          &quant.scales_out,
+          &quant.amax_out,
+          &quant.grad_gate_scales_out,
+          &quant.grad_up_scales_out,
+          &column.amax_out,
+          &column.out,
+          &column.grad_gate,
+          &column.grad_up,
+          &column.scales_out,
+          &column.grad_gate_scales_out,
+          &column.grad_up_scales_out};
+}
+
+SwigluCodesScene::SwigluCodesScene(const SwigluCodesSetup &setup)
+    : BitScene(setup.seed), setup_(setup), desc_(share(config_for(setup, {ROPE_DEVICE_CUDA, setup.device_index, ""}))) {
+  swiglu_args_t &args = host_.args;
+  const auto add_input = [&](rope_tensor_t *input) {
+    *input = workspace_.tensor(setup.dtype, {setup.rows, code_columns}, Placement().at(setup.start));
+  };
+  const auto power_from = [&](int exponent) {
+    return std::ldexp(Real{1}, exponent + static_cast<int>(workspace_.random().below(4)));
+  };
+  add_input(&args.gate);
+  add_input(&args.up);
+  workspace_.fill(args.gate, [&](const Index &) { return power_from(6); });
+  workspace_.fill_normal(args.up);
+  if (setup.codes == SwigluCodes::Gradients) {
+    add_input(&args.grad_out);
+    workspace_.fill(args.grad_out, [&](const Index &) { return power_from(0); });
+  }
+  args.flags = setup.flags;
+  add_outputs();
+  begin(setup.device_index);
+}
+
+void SwigluCodesScene::add_outputs() {
+  swiglu_args_t &args = host_.args;
+  swiglu_quant_args_t &quant = host_.quant;
+  swiglu_column_args_t &column = host_.column;
+  const int64_t rows = setup_.rows;
+  const auto codes = [&](rope_dtype_t dtype, int64_t columns) {
+    return workspace_.tensor(dtype, {rows, columns}, Placement().at(setup_.start));
+  };
+  const auto zero = [&] {
+    const rope_tensor_t number = workspace_.tensor(ROPE_DTYPE_F32, {1});
+    workspace_.fill(number, [](const Index &) { return Real{0}; });
+    return number;
+  };
+  const auto scale = [&](Real value) {
+    quant.scale = workspace_.tensor(ROPE_DTYPE_F32, {1});
+    workspace_.fill(quant.scale, [&](const Index &) { return value; });
+  };
+  const auto add_mxfp8 = [&](rope_tensor_t *by_row, rope_tensor_t *row_scales, rope_tensor_t *by_column,
+                             rope_tensor_t *column_scales) {
+    *by_row = codes(ROPE_DTYPE_F8_E4M3, code_columns);
+    *by_column = codes(ROPE_DTYPE_F8_E4M3, code_columns);
+    *row_scales = workspace_.tensor(ROPE_DTYPE_F8_E8M0, {rows, code_columns / 32});
+    *column_scales = workspace_.tensor(ROPE_DTYPE_F8_E8M0, {rows / 32, code_columns});
+  };
+  // With a largest magnitude, scales of groups have another kernel.
+  if (setup_.codes != SwigluCodes::Groups) quant.amax_out = zero();
+  switch (setup_.codes) {
+    case SwigluCodes::StaticScale:
+      args.out = codes(ROPE_DTYPE_F8_E4M3, code_columns);
+      return scale(3);
+    case SwigluCodes::Groups:
+      args.out = codes(ROPE_DTYPE_F8_E4M3, code_columns);
+      quant.scales_out = workspace_.tensor(ROPE_DTYPE_F32, {rows, code_columns / 128});
+      return;
+    case SwigluCodes::Pairs:
+      args.out = codes(ROPE_DTYPE_F4_E2M1X2, code_columns / 2);
+      quant.scales_out = workspace_.tensor(ROPE_DTYPE_F8_E4M3, {rows, code_columns / 16});
+      return scale(1.3L);
+    case SwigluCodes::Columns:
+      add_mxfp8(&args.out, &quant.scales_out, &column.out, &column.scales_out);
+      break;
+    case SwigluCodes::Gradients:
+      add_mxfp8(&args.grad_gate, &quant.grad_gate_scales_out, &column.grad_gate, &column.grad_gate_scales_out);
+      add_mxfp8(&args.grad_up, &quant.grad_up_scales_out, &column.grad_up, &column.grad_up_scales_out);
+  }
+  column.amax_out = zero();
+}
+
+void SwigluCodesScene::use(const There &there) {
+  device_ = host_;
+  for (rope_tensor_t *tensor : device_.tensors()) *tensor = there(*tensor);
+}
+
+std::vector<std::pair<rope_tensor_t, rope_tensor_t>> SwigluCodesScene::values() const {
+  return {{host_.args.up, device_.args.up}};
+}
+
+rope_status_t SwigluCodesScene::call_with(const swiglu_desc_t *desc, const Operands &operands,
+                                          rope_stream_t stream) const {
+  swiglu_args_t args = operands.args;
+  args.quant = &operands.quant;
+  if (operands.column.amax_out.ndim != 0) args.column = &operands.column;
+  return setup_.codes == SwigluCodes::Gradients ? swiglu_backward(desc, &args, stream)
+                                                : swiglu_forward(desc, &args, stream);
+}
+
+rope_status_t SwigluCodesScene::call(rope_stream_t stream) const {
+  return call_with(desc_.get(), device_, stream);
+}
+
+rope_status_t SwigluCodesScene::call_rows(int64_t first, int64_t length, rope_stream_t stream) const {
+  Operands part = device_;
+  for (rope_tensor_t *tensor : part.tensors()) {
+    if (tensor->ndim < 2) continue;
+    // Scales of groups of rows have fewer rows.
+    const int64_t group = setup_.rows / tensor->shape[0];
+    *tensor = narrow(*tensor, 0, first / group, length / group);
+  }
+  return call_with(desc_.get(), part, stream);
+}
+
+rope_status_t SwigluCodesScene::call_on_cpu() const {
+  Operands operands = host_;
+  operands.args.flags = 0;
+  return call_with(create(config_for(setup_, cpu)).get(), operands, nullptr);
+}
+
+std::string SwigluCodesScene::describe() const {
+  static const char *const codes[] = {"codes with a static scale", "codes with scales of groups", "codes of 4 bits",
+                                      "codes by row and by column", "codes of gradients"};
+  std::ostringstream text;
+  text << "SwiGLU " << oracle::dtype_name(setup_.dtype) << ", " << codes[static_cast<int>(setup_.codes)] << ", "
+       << setup_.rows << " rows, " << setup_.start << " elements past the alignment, flags " << setup_.flags
+       << ", device " << setup_.device_index;
+  return text.str();
+}
+
+Scenes scenes_with_codes(rope_dtype_t dtype, int device_index) {
   Scenes scenes;
+  if (dtype == ROPE_DTYPE_F64) return scenes;
+  StepSetup step;
+  step.dtype = dtype;
+  step.device_index = device_index;
+  step.seed = 20;
+  for (const StepCodes codes : {StepCodes::StaticScales, StepCodes::WrittenScales, StepCodes::Amax}) {
+    step.codes = codes;
+    step.has_table = !step.has_table;
+    ++step.seed;
+    scenes.push_back(std::make_unique<StepScene>(step));
+  }
+  if (dtype == ROPE_DTYPE_F32) return scenes;
+  SwigluCodesSetup swiglu;
+  swiglu.dtype = dtype;
+  swiglu.device_index = device_index;
+  swiglu.seed = 30;
+  // Older GPUs have several kernels for codes by column.
+  const bool has_columns = compute_capability(device_index) >= 90;
+  for (const SwigluCodes codes : all_swiglu_codes) {
+    if (!has_columns && (codes == SwigluCodes::Columns || codes == SwigluCodes::Gradients)) continue;
+    swiglu.codes = codes;
+    ++swiglu.seed;
+    scenes.push_back(std::make_unique<SwigluCodesScene>(swiglu));
+  }
+  return scenes;
+}
+
+Scenes scenes_of_each_function(rope_dtype_t dtype, int device_index) {
+  Scenes scenes = scenes_with_codes(dtype, device_index);
   StepSetup step;
   step.dtype = dtype;
   step.device_index = device_index;

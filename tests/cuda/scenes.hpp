@@ -5,8 +5,10 @@
 
 #include <rope/rope.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu.hpp"
@@ -67,6 +69,7 @@ class Scene {
   virtual void destroy_descriptor() = 0;
   virtual std::string describe() const = 0;
   DeviceImage &image() { return *image_; }
+  Workspace &workspace() { return workspace_; }
 
  protected:
   explicit Scene(uint64_t seed) : workspace_(seed) {}
@@ -147,6 +150,47 @@ class SwigluScene : public Scene {
   swiglu_args_t host_args_ = swiglu_args(), device_args_ = swiglu_args();
 };
 
+// A scene that is compared with the CPU, because its results have identical bits everywhere.
+class BitScene : public Scene {
+ public:
+  void check_fetched() override;
+  const std::vector<std::byte> &expected() const { return expected_; }
+
+  // Calls with the tensors that `there` returns for those of the workspace, instead of the image's.
+  using There = std::function<rope_tensor_t(const rope_tensor_t &)>;
+  virtual void use(const There &there) = 0;
+
+  // A call of some tokens or rows. Only for the thread of the test case.
+  virtual rope_status_t call_rows(int64_t first, int64_t length, rope_stream_t stream) const = 0;
+
+  // Multiplies the values of the inputs by a power of two, also on the device. The expected results become those of a
+  // call that follows the calls before.
+  void multiply_values(double factor);
+
+ protected:
+  explicit BitScene(uint64_t seed) : Scene(seed) {}
+
+  virtual rope_status_t call_on_cpu() const = 0;
+  // Inputs in the workspace and on the device.
+  virtual std::vector<std::pair<rope_tensor_t, rope_tensor_t>> values() const = 0;
+
+  // Freezes the workspace, places the image and uses it.
+  void begin(int device_index);
+  // Expects the results of a call on the present contents of the workspace.
+  void expect();
+
+ private:
+  std::vector<std::byte> expected_;
+};
+
+// Codes of E4M3 in an output of q, and in the caches.
+enum class StepCodes {
+  None,
+  StaticScales,
+  WrittenScales,  // one for each head
+  Amax            // static scales, and the largest magnitudes
+};
+
 // q with 3, k and v with 2 heads of 64 channels, all rotated except v; with a cache, k and v go to pages of 4 entries.
 struct StepSetup {
   rope_dtype_t dtype = ROPE_DTYPE_F32;
@@ -156,19 +200,20 @@ struct StepSetup {
   bool is_turned = true;
   bool has_cache = true;
   bool has_table = false;
+  StepCodes codes = StepCodes::None;
   int64_t tokens = 7;
   uint32_t flags = 0;
   int device_index = 0;
   uint64_t seed = 1;
 };
 
-// Compared with the CPU, because a step has identical bits everywhere.
-class StepScene : public Scene {
+class StepScene : public BitScene {
  public:
   explicit StepScene(const StepSetup &setup);
 
   rope_status_t call(rope_stream_t stream) const override;
-  void check_fetched() override;
+  rope_status_t call_rows(int64_t first, int64_t length, rope_stream_t stream) const override;
+  void use(const There &there) override;
   void destroy_descriptor() override { desc_.reset(); }
   std::string describe() const override;
 
@@ -176,14 +221,76 @@ class StepScene : public Scene {
   void move_slots(int64_t by);
 
  private:
-  void expect(int64_t slots_moved_by);
+  // A call's operands. The args point to the others when a call is made.
+  struct Operands {
+    rope_args_t args = rope_args();
+    rope_norm_args_t norm = ROPE_NORM_ARGS_INIT;
+    rope_cache_args_t cache = ROPE_CACHE_ARGS_INIT;
+    rope_quant_args_t quant = ROPE_QUANT_ARGS_INIT;
+
+    std::vector<rope_tensor_t *> tensors();
+  };
+
+  void add_codes();
+  rope_status_t call_with(const rope_desc_t *desc, const Operands &operands, rope_stream_t stream) const;
+  rope_status_t call_on_cpu() const override;
+  std::vector<std::pair<rope_tensor_t, rope_tensor_t>> values() const override;
 
   StepSetup setup_;
   std::shared_ptr<const rope_desc_t> desc_;
-  rope_args_t host_args_ = rope_args(), device_args_ = rope_args();
-  rope_norm_args_t norm_ = ROPE_NORM_ARGS_INIT, device_norm_ = ROPE_NORM_ARGS_INIT;
-  rope_cache_args_t cache_ = ROPE_CACHE_ARGS_INIT, device_cache_ = ROPE_CACHE_ARGS_INIT;
-  std::vector<std::byte> expected_;
+  Operands host_, device_;
+};
+
+// Outputs of SwiGLU with codes. All but Groups raise the largest magnitude.
+enum class SwigluCodes {
+  StaticScale,  // E4M3
+  Groups,       // E4M3 with an F32 scale for 128 channels
+  Pairs,        // NVFP4
+  Columns,      // MXFP8 by row and by column
+  Gradients     // both gradients as MXFP8, by row and by column
+};
+constexpr SwigluCodes all_swiglu_codes[] = {SwigluCodes::StaticScale, SwigluCodes::Groups, SwigluCodes::Pairs,
+                                            SwigluCodes::Columns, SwigluCodes::Gradients};
+
+// F16 or BF16, 256 columns. Gates are powers of two so large that their sigmoid is 1, and values are rounded before
+// they become codes: all devices have the same values.
+struct SwigluCodesSetup {
+  rope_dtype_t dtype = ROPE_DTYPE_BF16;
+  SwigluCodes codes = SwigluCodes::StaticScale;
+  int64_t rows = 64;  // a multiple of 32
+  int64_t start = 0;
+  uint32_t flags = 0;
+  int device_index = 0;
+  uint64_t seed = 1;
+};
+
+class SwigluCodesScene : public BitScene {
+ public:
+  explicit SwigluCodesScene(const SwigluCodesSetup &setup);
+
+  rope_status_t call(rope_stream_t stream) const override;
+  rope_status_t call_rows(int64_t first, int64_t length, rope_stream_t stream) const override;
+  void use(const There &there) override;
+  void destroy_descriptor() override { desc_.reset(); }
+  std::string describe() const override;
+
+ private:
+  struct Operands {
+    swiglu_args_t args = swiglu_args();
+    swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+    swiglu_column_args_t column = SWIGLU_COLUMN_ARGS_INIT;
+
+    std::vector<rope_tensor_t *> tensors();
+  };
+
+  void add_outputs();
+  rope_status_t call_with(const swiglu_desc_t *desc, const Operands &operands, rope_stream_t stream) const;
+  rope_status_t call_on_cpu() const override;
+  std::vector<std::pair<rope_tensor_t, rope_tensor_t>> values() const override;
+
+  SwigluCodesSetup setup_;
+  std::shared_ptr<const swiglu_desc_t> desc_;
+  Operands host_, device_;
 };
 
 std::shared_ptr<const rope_desc_t> share(const rope_config_t &config);
@@ -191,8 +298,12 @@ std::shared_ptr<const swiglu_desc_t> share(const swiglu_config_t &config);
 
 using Scenes = std::vector<std::unique_ptr<Scene>>;
 
+// Steps and SwiGLU with each kind of codes. A call is one kernel, and one more call changes nothing. There is no SwiGLU
+// of F32, and nothing of F64.
+Scenes scenes_with_codes(rope_dtype_t dtype, int device_index = 0);
+
 // One scene for each function: RoPE forward, backward, with tables, out of place, with norms and caches; SwiGLU forward
-// and backward.
+// and backward; those with codes.
 Scenes scenes_of_each_function(rope_dtype_t dtype, int device_index = 0);
 
 #endif

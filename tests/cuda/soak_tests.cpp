@@ -72,6 +72,15 @@ std::vector<Known> make_scenes(uint64_t seed, SharedDescriptors *descriptors) {
       all.push_back({std::make_unique<SwigluScene>(swiglu, descriptors->swiglu(dtype)), {}});
     }
   }
+  StepSetup step;
+  step.dtype = ROPE_DTYPE_BF16;
+  step.codes = seed % 2 == 0 ? StepCodes::Amax : StepCodes::WrittenScales;
+  step.seed = seed * 100 + all.size();
+  all.push_back({std::make_unique<StepScene>(step), {}});
+  SwigluCodesSetup codes;
+  codes.codes = all_swiglu_codes[seed % std::size(all_swiglu_codes)];
+  codes.seed = seed * 100 + all.size();
+  all.push_back({std::make_unique<SwigluCodesScene>(codes), {}});
   const Stream stream;
   for (Known &known : all) {
     require_call(*known.scene, stream);

@@ -154,6 +154,36 @@ TEST_CASE("one descriptor serves two streams turn by turn", "[cuda][streams]") {
   }
 }
 
+TEST_CASE("calls on several streams raise one largest magnitude", "[cuda][streams][concurrent][codes]") {
+  need_gpus();
+  constexpr int parts = 8;
+  constexpr int64_t length = 32;
+  std::vector<std::unique_ptr<BitScene>> scenes;
+  StepSetup step;
+  step.dtype = ROPE_DTYPE_BF16;
+  step.codes = StepCodes::Amax;
+  step.tokens = parts * length;
+  scenes.push_back(std::make_unique<StepScene>(step));
+  SwigluCodesSetup swiglu;
+  swiglu.rows = parts * length;
+  for (const SwigluCodes codes : all_swiglu_codes) {
+    swiglu.codes = codes;
+    scenes.push_back(std::make_unique<SwigluCodesScene>(swiglu));
+  }
+  const Stream streams[parts];
+  for (const auto &scene : scenes) {
+    INFO(scene->describe());
+    for (int round = 0; round < 10; ++round) {
+      scene->image().reset();
+      for (int i = 0; i < parts; ++i) {
+        REQUIRE(scene->call_rows(i * length, length, streams[i]) == ROPE_STATUS_SUCCESS);
+      }
+      for (const Stream &stream : streams) REQUIRE_CUDA(cudaStreamSynchronize(stream));
+      scene->check();
+    }
+  }
+}
+
 TEST_CASE("many host threads use one descriptor at once", "[cuda][streams][threads]") {
   need_gpus();
   for (const bool is_per_thread_stream : {false, true}) {

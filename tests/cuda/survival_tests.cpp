@@ -429,6 +429,21 @@ TEST_CASE("a context of the caller's own stays current, and its streams are serv
   for (const RopeDesc &desc : descs) {
     for (const CUstream used : {stream, CUstream{nullptr}}) check_call(desc.get(), used);
   }
+  // The first codes of this context.
+  const SwigluDesc gating = create(swiglu_config_for({ROPE_DEVICE_CUDA, 0, ""}));
+  const float gate_and_up[2][4] = {{64, 64, 64, 64}, {0.5f, -1, 0, 100}};
+  REQUIRE(to_device(memory, gate_and_up, sizeof gate_and_up) == CUDA_SUCCESS);
+  CUdeviceptr codes = 0;
+  REQUIRE(allocate(&codes, 4) == CUDA_SUCCESS);
+  swiglu_args_t coded = swiglu_args();
+  coded.gate = {reinterpret_cast<void *>(memory), ROPE_DTYPE_F32, 1, 0, {4}, {}};
+  coded.up = {reinterpret_cast<void *>(memory + sizeof gate_and_up[0]), ROPE_DTYPE_F32, 1, 0, {4}, {}};
+  coded.out = {reinterpret_cast<void *>(codes), ROPE_DTYPE_F8_E4M3, 1, 0, {4}, {}};
+  CHECK(swiglu_forward(gating.get(), &coded, stream) == ROPE_STATUS_SUCCESS);
+  REQUIRE(wait() == CUDA_SUCCESS);
+  std::vector<uint8_t> found(4);
+  REQUIRE(to_host(found.data(), codes, 4) == CUDA_SUCCESS);
+  CHECK(found == std::vector<uint8_t>{0x60, 0xe8, 0, 0x7e});  // 32, -64, 0, and 6400 becomes 448
   // The primary context lies below another one, too.
   REQUIRE(push(primary) == CUDA_SUCCESS);
   const Scenes scenes = scenes_of_each_function(ROPE_DTYPE_F16);
@@ -607,6 +622,47 @@ TEST_CASE("SwiGLU of tensors at the edges of mapped memory", "[cuda][survival]")
           }
         }
       }
+    }
+  }
+}
+
+TEST_CASE("codes, their scales and caches at the edges of mapped memory", "[cuda][survival][codes]") {
+  need_gpus();
+  std::vector<std::unique_ptr<BitScene>> scenes;
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+    for (const int64_t tokens : {1, 301}) {
+      for (const StepCodes codes : {StepCodes::StaticScales, StepCodes::WrittenScales, StepCodes::Amax}) {
+        StepSetup step;
+        step.dtype = dtype;
+        step.codes = codes;
+        step.tokens = tokens;
+        scenes.push_back(std::make_unique<StepScene>(step));
+      }
+    }
+  }
+  for (const int64_t start : {0, 1}) {
+    for (const SwigluCodes codes : all_swiglu_codes) {
+      SwigluCodesSetup swiglu;
+      swiglu.codes = codes;
+      swiglu.rows = 96;
+      swiglu.start = start;
+      scenes.push_back(std::make_unique<SwigluCodesScene>(swiglu));
+    }
+  }
+  for (const auto &scene : scenes) {
+    INFO(scene->describe());
+    for (const bool is_at_end : {false, true}) {
+      INFO((is_at_end ? "at the end" : "at the beginning"));
+      scene->workspace().restore();
+      const EdgeImage image(scene->workspace(), is_at_end);
+      scene->use([&](rope_tensor_t tensor) {
+        if (tensor.ndim != 0) image.translate(&tensor);
+        return tensor;
+      });
+      require_call(*scene, nullptr);
+      REQUIRE_CUDA(cudaDeviceSynchronize());
+      const bool is_same = image.bytes() == scene->expected();
+      CHECK(is_same);
     }
   }
 }
