@@ -278,6 +278,13 @@ TEST_CASE("kernels of whole heads in long launches that have more codes", "[rope
           StepCase of = step;
           lay_in_pages(&of);
           of.check();
+          if (is_normed) {
+            check_step_kernels(explanations,
+                               {has_table ? "short with more table codes" : "short with more angles codes"});
+            explanations.clear();
+          }
+          of.q.out_dtype = of.cache->k_dtype = of.cache->v_dtype = ROPE_DTYPE_F8_E5M2;
+          of.check();
           of = step;
           of.q.out_dtype = of.cache->k_dtype = of.cache->v_dtype = ROPE_DTYPE_F8_E5M2;
           of.check();
