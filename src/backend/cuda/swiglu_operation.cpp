@@ -308,23 +308,27 @@ rope_status_t run_swiglu_code_groups(const char *function, const SwigluProblem &
                                      int32_t device_index, rope_stream_t stream) {
   const SwigluCodes &codes = problem.codes;
   const auto of_rows = [&](const int64_t *stride, int64_t size) { return problem.ndim > 1 ? stride[0] * size : 0; };
-  const int64_t columns = problem.shape[problem.ndim - 1];
+  const int64_t of_scale = codes.scales.has_bytes() ? 1 : 4, size = dtype_size(problem.dtype);
   SwigluCodeGroupParams params = {};
   for (int i = kGate; i <= kUp; ++i) {
     params.in[i] = problem.in[i];
-    params.in_row[i] = of_rows(problem.in_stride[i], dtype_size(problem.dtype));
+    params.in_row[i] = of_rows(problem.in_stride[i], size);
   }
   params.out = problem.out[kOut];
   params.out_row = of_rows(problem.out_stride[kOut], 1);
-  params.groups_per_row = FastDivmod::by(static_cast<uint32_t>(columns / kSwigluCodeGroup));
-  params.num_threads = static_cast<uint32_t>(plan.num_vectors);
-  params.rounds_first = codes.rounds_first;
+  const bool has_scales = codes.scales.is_present();
+  params.scales = has_scales ? codes.scales.data : const_cast<char *>(codes.scale);
+  params.scales_row = of_rows(codes.scales_stride, of_scale);
+  params.scales_group = codes.scales.group_stride * of_scale;
+  params.scales_four = codes.scales.four_stride * of_scale;
   params.scale_multiplies = codes.scale_multiplies;
-  params.scale = reinterpret_cast<const float *>(codes.scale);
-  params.scales = codes.scales;
-  params.scales.row_stride[1] = of_rows(codes.scales_stride, 1);
-  const SwigluVariant variant = {codes.scales.is_present() ? kSwigluScaledCodeGroups : kSwigluCodeGroups, plan.formula,
-                                 false};
+  params.groups_per_row =
+      FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row * plan.vector_elements / kSwigluCodeGroup));
+  params.num_threads = static_cast<uint32_t>(plan.num_vectors);
+  params.floor = codes.scales.floor;
+  params.form = codes.scales.form;
+  params.rounds_first = codes.rounds_first;
+  const SwigluVariant variant = {has_scales ? kSwigluScaledCodeGroups : kSwigluCodeGroups, plan.formula, false};
   return launch_kernel(function, problem.dtype, plan.vector_elements, variant, plan, &params, device_index, stream);
 }
 

@@ -31,11 +31,15 @@ __global__ void __launch_bounds__(kMaxSwigluGroupThreads)
   const char *const gate_address = params.in[kGate] + row * params.in_row[kGate] + channel * sizeof(T);
   const char *const up_address = params.in[kUp] + row * params.in_row[kUp] + channel * sizeof(T);
   char *const out = params.out + row * params.out_row + channel;
-  // The wait depends on addresses, so that the compiler computes them before it.
+  char *scale_address = params.scales;
+  if (HasScales) {
+    scale_address += row * params.scales_row + group / 4 * params.scales_four + group % 4 * params.scales_group;
+  }
+  // The wait depends on addresses, so that the compiler computes them before it. That of a scale may be odd.
   wait_for_previous_launch_with(unused_bits(gate_address) | unused_bits(up_address) | unused_bits(out));
   if (index >= params.num_threads) return;  // whole warps
   float factor = 1;
-  if (!HasScales && params.scale != nullptr) factor = *params.scale;
+  if (!HasScales && scale_address != nullptr) factor = *reinterpret_cast<const float *>(scale_address);
   const auto gate = load_vector<Vector<T, V>>(gate_address), up = load_vector<Vector<T, V>>(up_address);
   begin_dependent_launch();
   float value[2][V], result[1][V];
@@ -49,7 +53,9 @@ __global__ void __launch_bounds__(kMaxSwigluGroupThreads)
     float largest = 0;
 #pragma unroll
     for (int i = 0; i < V; ++i) largest = max_magnitude(largest, x[i]);
-    const GroupScale of_group = written_scale(params.scales, false, max_over_warp(bits_of(largest)));
+    const uint32_t magnitude = max_over_warp(bits_of(largest));
+    const GroupScale of_group =
+        scale_of_group<Float8E4M3>(magnitude < params.floor ? params.floor : magnitude, params.form);
     scale = of_group.bits;
     factor = of_group.factor;
   } else {
@@ -59,7 +65,12 @@ __global__ void __launch_bounds__(kMaxSwigluGroupThreads)
   for (int i = 0; i < V; ++i) x[i] = multiply_rounded(x[i], factor);
   const Words<4> codes = {{join_codes<Float8E4M3>(x[0], x[1]) | join_codes<Float8E4M3>(x[2], x[3]) << 16}};
   store_vector(out, codes);
-  if (HasScales && lane == 0) params.scales.store(params.scales.row(0, row), 0, static_cast<int>(group), scale);
+  if (!HasScales || lane != 0) return;
+  if (params.form == ScaleForm::kE8M0) {
+    *reinterpret_cast<uint8_t *>(scale_address) = static_cast<uint8_t>(scale);
+  } else {
+    *reinterpret_cast<uint32_t *>(scale_address) = scale;
+  }
 }
 
 }  // namespace rope

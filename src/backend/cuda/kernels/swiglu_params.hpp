@@ -158,18 +158,22 @@ struct SwigluExpertStrides {
 };
 
 // Forward to codes of a matrix in a short launch. A launch of decode size waits for each cache line of its params, so
-// there are few. Strides are in bytes, those of scales in elements.
+// there are few: with a WrittenScales, 8 rows by 128 took 1.40 us instead of 1.11 (NVIDIA H100). Strides are in bytes.
 struct SwigluCodeGroupParams {
   const char *in[2];
-  int64_t in_row[2];
   char *out;
+  char *scales;  // or the static scale; NULL: 1
+  int64_t in_row[2];
   int64_t out_row;
-  FastDivmod groups_per_row;  // of 128 channels
-  uint32_t num_threads;
-  bool rounds_first;  // values are rounded to the data's type before scales and codes
+  int64_t scales_row;
+  int64_t scales_group;
+  int64_t scales_four;  // of every fourth group
   bool scale_multiplies;
-  const float *scale;  // static; NULL: 1
-  WrittenScales scales;
+  FastDivmod groups_per_row;
+  uint32_t num_threads;
+  uint32_t floor;  // the bits of scale_floor
+  ScaleForm form;
+  bool rounds_first;  // values are rounded to the data's type before scales and codes
 };
 
 // Forward to codes: a matrix, or one for each index of a first axis. Strides are in bytes, those of scales in elements.
