@@ -308,11 +308,11 @@ bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *
   if (channels == 0 || problem.batches * problem.tokens > kMaxInt32) return false;
   const int64_t vectors = moved_bytes(problem) / (2 * kMaxVectorBytes) / device.multiprocessors;
   if (heads->is_flat && plan_short_heads(problem, channels, vectors, plan)) return true;
-  // Between the two, rows are faster for heads with a window, unless they become codes.
+  // Rows are faster for heads with a window in launches that are not large.
   const bool has_windows = heads->pieces.window_channels != 0;
-  if (has_windows && heads->is_flat && !problem.step->has_codes && vectors <= kStepTuning.max_short_vectors) {
-    return false;
-  }
+  const int64_t max_of_rows =
+      problem.step->has_codes ? kStepTuning.max_short_window_vectors : kStepTuning.max_short_vectors;
+  if (has_windows && heads->is_flat && vectors <= max_of_rows) return false;
   return !has_more_norm(problem, heads->pieces) && plan_long_heads(problem, device, channels, plan);
 }
 
