@@ -895,18 +895,23 @@ TEST_CASE("vectors of a step need aligned addresses and strides", "[step plan]")
 TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each", "[step plan]") {
   Random random(3);
   Scene scene;
-  int heads_alone = 0, rows = 0, general = 0;
+  int heads_alone = 0, windows = 0, rows = 0, general = 0;
   for (int round = 0; round < 20000; ++round) {
     const rope_dtype_t dtype = static_cast<rope_dtype_t>(ROPE_DTYPE_F32 + random.below(4));
     const bool has_codes = dtype != ROPE_DTYPE_F64 && random.below(3) == 0;
-    const Work &work = has_codes ? kCodeWorks[random.below(sizeof kCodeWorks / sizeof *kCodeWorks)]
-                                 : kWorks[random.below(sizeof kWorks / sizeof *kWorks)];
+    const bool has_window = dtype != ROPE_DTYPE_F64 && random.below(5) == 0;
+    const Work &work = has_window  ? kWindowWorks[random.below(sizeof kWindowWorks / sizeof *kWindowWorks)]
+                       : has_codes ? kCodeWorks[random.below(sizeof kCodeWorks / sizeof *kCodeWorks)]
+                                   : kWorks[random.below(sizeof kWorks / sizeof *kWorks)];
     const rope_layout_t layout = static_cast<rope_layout_t>(ROPE_LAYOUT_BSHD + random.below(4));
     const int64_t tokens = random.below(3) == 0 ? 1 + random.below(1 << 22) : 1 + random.below(300);
     const int64_t max_heads = tokens < 300 && random.below(10) == 0 ? 70000 : 70;
     const auto heads = [&] { return random.below(max_heads); };
-    const StepSizes sizes = {
-        tokens, {1 + heads(), 1 + heads(), 1 + heads()}, static_cast<int32_t>(2 + 2 * random.below(300))};
+    const int64_t head_dim = !has_window            ? 2 + 2 * random.below(300)
+                             : random.below(2) == 0 ? int64_t{64} << random.below(4)
+                                                    : 8 + 8 * random.below(75);
+    const StepSizes sizes = {tokens, {1 + heads(), 1 + heads(), 1 + heads()}, static_cast<int32_t>(head_dim)};
+    const auto turned = static_cast<uint32_t>(sizes.head_dim / work.part);  // channels of a head
     make_step(work, dtype, layout, sizes, &scene);
     for (const rope::DeviceInfo &device : kDevices) {
       rope::RopePlan plan = {};
@@ -928,7 +933,7 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
         REQUIRE(plan.general.heads_per_block * plan.general.blocks_per_token >= scene.problem.heads_per_token());
         const uint32_t size = dtype == ROPE_DTYPE_F64 ? 8 : dtype == ROPE_DTYPE_F32 ? 4 : 2;
         const uint32_t number = std::max(size, 4u), channels = static_cast<uint32_t>(plan.general.row_channels);
-        const uint32_t angles = work.is_turned ? static_cast<uint32_t>(sizes.head_dim) * number : 0;
+        const uint32_t angles = work.is_turned ? turned * number : 0;
         const uint32_t sums = work.extent == ROPE_NORM_EXTENT_TOKEN ? 256 * number : 0;
         REQUIRE(channels >= static_cast<uint32_t>(sizes.head_dim));
         REQUIRE(plan.shared_bytes == 64 + angles + sums + plan.general.warps * channels * (2 * number + size));
@@ -950,14 +955,16 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
         const uint32_t sharers = plan.step.kernel == rope::StepKernel::kWarp ? threads / 32 : 1;
         REQUIRE(plan.shared_bytes == (work.is_turned ? sharers * 2 * 64 * 4 : 0));
         const bool is_row = plan.step.angles != rope::StepAngles::kNone && plan.step.kernel != rope::StepKernel::kWarp;
-        REQUIRE((!is_row || threads * 2 >= static_cast<uint32_t>(sizes.head_dim)));
+        REQUIRE((!is_row || threads * 2 >= turned));
         continue;
       }
-      if (plan.step.kernel == rope::StepKernel::kLong) {
-        ++heads_alone;
+      const bool is_long_window = plan.step.kernel == rope::StepKernel::kLongWindow;
+      if (plan.step.kernel == rope::StepKernel::kLong || is_long_window) {
+        ++(is_long_window ? windows : heads_alone);
         const rope::StepHeads &of_plan = plan.heads;
         const int of_thread = of_plan.units_of_thread * plan.vector_elements;
-        REQUIRE(of_plan.units_of_thread == (plan.step.has_codes() ? 2 : 1));
+        REQUIRE(of_plan.units_of_thread == (plan.step.has_codes() || is_long_window ? 2 : 1));
+        REQUIRE(of_plan.window_units * static_cast<uint32_t>(work.part) == of_plan.units);
         REQUIRE(plan.grid_x % of_plan.blocks_per_group == 0);
         const uint64_t groups = plan.grid_x / of_plan.blocks_per_group * uint64_t{plan.grid_y};
         REQUIRE(groups * plan.tokens_per_block >= num_tokens);
@@ -977,8 +984,8 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
           blocks += mine.runs * mine.parts;
           if (scene.step.tensor[i].is_turned) most_tokens = std::max(most_tokens, mine.rows * of_plan.turns);
         }
-        const uint32_t row = static_cast<uint32_t>(sizes.head_dim) * 4;
-        REQUIRE(plan.shared_bytes == (most_tokens + (work.norm != 0 ? 1 : 0)) * row);
+        const uint32_t weights = work.norm != 0 ? static_cast<uint32_t>(sizes.head_dim) * 4 : 0;
+        REQUIRE(plan.shared_bytes == most_tokens * turned * 4 + weights);
         REQUIRE(blocks == of_plan.blocks_per_group);
         continue;
       }
@@ -989,8 +996,7 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
       REQUIRE(tokens_of_grid < num_tokens + plan.tokens_per_block);
       const uint32_t sharers = plan.step.kernel == rope::StepKernel::kShortRows ? threads / 32 : plan.thread_rows;
       const uint32_t head_sums = is_of_token ? 3088 : 0;
-      REQUIRE(plan.shared_bytes ==
-              sharers * (32 + 4 * static_cast<uint32_t>(sizes.head_dim)) + threads / 32 * 256 + head_sums);
+      REQUIRE(plan.shared_bytes == sharers * (32 + 4 * turned) + threads / 32 * 256 + head_sums);
       int64_t begin = 0;
       for (int i = 0; i < scene.problem.num_tensors; ++i) {
         begin = rope::step_tensor_begin(scene.problem, plan, i, begin);
@@ -1005,6 +1011,7 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
     }
   }
   CHECK(heads_alone > 1000);
+  CHECK(windows > 100);
   CHECK(rows > 1000);
   CHECK(general > 1000);
 }
