@@ -434,6 +434,51 @@ TEST_CASE("SwiGLU to codes writes scales by row and by group", "[swiglu][codes][
   }
 }
 
+// On CUDA these take kernels of their own.
+TEST_CASE("SwiGLU to codes of few rows of whole groups of 128 channels, with nothing but a scale",
+          "[swiglu][codes][sanitize]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+    for (const bool rounds_first : {false, true}) {
+      CodesCase given;
+      given.dtype = dtype;
+      given.rounds_first = rounds_first;
+      given.shape = {9, 384};
+      given.out_placement = Placement().gap(0, 8);
+      given.scales = Scales::Given;
+      given.check();
+      given.flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+      given.check();
+      for (const rope_dtype_t scale : {ROPE_DTYPE_F32, ROPE_DTYPE_F8_E8M0}) {
+        CodesCase codes;
+        codes.dtype = dtype;
+        codes.rounds_first = rounds_first;
+        codes.shape = {9, 384};
+        codes.groups = 3;
+        codes.scale_dtype = scale;
+        codes.check();
+        codes.scale_placement = Placement().order({1, 0}).gap(0, 1);
+        codes.floor = 1000;
+        codes.check();
+        codes.floor = 0;
+        codes.special = std::numeric_limits<double>::quiet_NaN();
+        codes.check();
+        codes.special = std::numeric_limits<double>::infinity();
+        codes.check();
+        codes.special = 0;
+        codes.is_zero = true;
+        codes.check();
+        codes.is_zero = false;
+        codes.shape = {2, 1024};
+        codes.groups = 8;
+        codes.is_split = true;
+        codes.scale_placement = Placement().order({2, 1, 0}).gap(0, 3);
+        if (scale == ROPE_DTYPE_F32) codes.flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
+        codes.check();
+      }
+    }
+  }
+}
+
 TEST_CASE("SwiGLU to codes of any shape, groups longer than a buffer", "[swiglu][codes]") {
   struct Form {
     Shape shape;
