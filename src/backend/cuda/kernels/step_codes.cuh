@@ -47,12 +47,10 @@ __device__ __forceinline__ float sum_over_quarters(uint32_t quarter, uint32_t la
                                                    const float (&of_vector)[kVectorsOfCodes]) {
   if ((quarter & (quarter - 1)) == 0) {
     const bool is_odd = (number & 1u) != 0, is_upper = (number & 2u) != 0;
-    const auto add_pair = [&](float low, float high) {
-      return add_rounded(is_odd ? high : low, __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1));
-    };
-    const float first = add_pair(of_vector[0], of_vector[2]), second = add_pair(of_vector[1], of_vector[3]);
+    const float first = add_exchanged(of_vector[0], of_vector[2], is_odd, 1),
+                second = add_exchanged(of_vector[1], of_vector[3], is_odd, 1);
     if (quarter == 2) return add_lane(add_rounded(first, second), 1);
-    float sum = add_rounded(is_upper ? second : first, __shfl_xor_sync(kAllLanes, is_upper ? first : second, 2));
+    float sum = add_exchanged(first, second, is_upper, 2);
     if (quarter > 4) {
       sum = add_lane(sum, 4);
       if (quarter > 8) sum = add_lane(sum, 8);
@@ -81,15 +79,13 @@ __device__ __forceinline__ float sum_over_quarters(uint32_t quarter, uint32_t la
 __device__ __forceinline__ float sum_over_blocks(uint32_t window_lanes, uint32_t head_lanes, uint32_t number,
                                                  const float (&of_vector)[kVectorsOfCodes]) {
   const bool is_odd = (number & 1u) != 0, is_upper = (number & 2u) != 0;
-  const auto add_pair = [&](float low, float high) {
-    return add_rounded(is_odd ? high : low, __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1));
-  };
-  const float low = add_pair(of_vector[0], of_vector[1]), high = add_pair(of_vector[2], of_vector[3]);
+  const float low = add_exchanged(of_vector[0], of_vector[1], is_odd, 1),
+              high = add_exchanged(of_vector[2], of_vector[3], is_odd, 1);
   float sum;
   if (window_lanes == 2) {
     sum = add_rounded(low, high);
   } else {
-    sum = add_rounded(is_upper ? high : low, __shfl_xor_sync(kAllLanes, is_upper ? low : high, 2));
+    sum = add_exchanged(low, high, is_upper, 2);
     for (uint32_t distance = 4; distance < window_lanes; distance *= 2) sum = add_lane(sum, distance);
     sum = add_lane(sum, 2);
   }

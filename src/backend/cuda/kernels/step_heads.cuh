@@ -134,6 +134,12 @@ __device__ __forceinline__ float add_lane(float sum, uint32_t distance) {
   return add_rounded(sum, __shfl_xor_sync(kAllLanes, sum, distance));
 }
 
+// Returns the sum of `high` of this lane and of the one `distance` away where takes_high, and of `low` elsewhere.
+// takes_high differs between the two, so that they keep one sum each.
+__device__ __forceinline__ float add_exchanged(float low, float high, bool takes_high, uint32_t distance) {
+  return add_rounded(takes_high ? high : low, __shfl_xor_sync(kAllLanes, takes_high ? low : high, distance));
+}
+
 // The sum over a head, in all its lanes. All lanes of the warp take part. kUsual units, the number of most models, need
 // only one branch.
 template <uint32_t kUsual>
@@ -166,8 +172,7 @@ __device__ __forceinline__ float sum_over_lanes(const StepHeadParams &params, ui
 // powers of two, from 2 on.
 __device__ __forceinline__ float sum_over_blocks(uint32_t of_window, uint32_t units, uint32_t number, float low,
                                                  float high) {
-  const bool is_odd = (number & 1u) != 0;
-  float sum = add_rounded(is_odd ? high : low, __shfl_xor_sync(kAllLanes, is_odd ? low : high, 1));
+  float sum = add_exchanged(low, high, (number & 1u) != 0, 1);
   for (uint32_t distance = 2; distance < of_window; distance *= 2) sum = add_lane(sum, distance);
   sum = add_lane(sum, 1);
   for (uint32_t distance = of_window; distance < units; distance *= 2) sum = add_lane(sum, distance);
