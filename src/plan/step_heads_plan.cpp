@@ -143,7 +143,7 @@ bool shape_pieces(const RopeProblem &problem, int channels, int64_t vector_bytes
   plan->vector_elements = V;
   heads->units = heads->window_units = static_cast<uint32_t>(units);
   heads->units_of_thread = units_of_thread;
-  if (heads->pieces.window_channels != 0) {
+  if (heads->pieces.has_windows()) {
     const int of_window = heads->pieces.window_channels / (2 * V);
     if (!is_power_of_two(units) || !is_power_of_two(of_window) || of_window < 2 ||
         of_window > units / units_of_thread || heads->pieces.window_channels != of_window * 2 * V) {
@@ -199,7 +199,7 @@ void shape_long(int64_t tokens, uint32_t max_turned_tokens, uint32_t wanted, Rop
 
 // Pairs of a head that is turned.
 uint32_t count_pairs(const StepPieces &pieces, int channels) {
-  return static_cast<uint32_t>((pieces.window_channels != 0 ? pieces.window_channels : channels) / 2);
+  return static_cast<uint32_t>((pieces.has_windows() ? pieces.window_channels : channels) / 2);
 }
 
 // Plans a short launch. Its tokens are those of one batch.
@@ -207,7 +207,7 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
   const StepProblem &step = *problem.step;
   const StepTuning &tuning = kStepTuning;
   const StepPieces &pieces = plan->heads.pieces;
-  bool has_more = has_lookups(problem) || has_more_norm(problem, pieces) || pieces.window_channels != 0;
+  bool has_more = has_lookups(problem) || has_more_norm(problem, pieces) || pieces.has_windows();
   for (const StepPiece &piece : pieces) {
     if (piece.weight->data != nullptr && piece.weight->is_f32 && dtype_size(problem.geometry->dtype) == 2) {
       has_more = true;
@@ -217,9 +217,9 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
   const StepCodes codes = codes_of(problem, pieces, false);
   if (codes != StepCodes::kNone && codes != StepCodes::kStatic) return false;
   if (has_more && codes != StepCodes::kNone && !(step.has_norm && step.is_turned)) return false;
-  const int64_t max_vectors = step.has_parts                ? tuning.max_short_part_vectors
-                              : pieces.window_channels != 0 ? tuning.max_short_window_vectors
-                                                            : tuning.max_short_vectors;
+  const int64_t max_vectors = step.has_parts         ? tuning.max_short_part_vectors
+                              : pieces.has_windows() ? tuning.max_short_window_vectors
+                                                     : tuning.max_short_vectors;
   if (vectors > max_vectors || pairs > kMaxShortStepPairs || pieces.count > kMaxShortStepPieces ||
       !shape_pieces(problem, channels, kShortStepVectorBytes, 1, plan)) {
     return false;
@@ -247,7 +247,7 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
 bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int channels, RopePlan *plan) {
   const StepProblem &step = *problem.step;
   StepHeads *const heads = &plan->heads;
-  const bool has_windows = heads->pieces.window_channels != 0;
+  const bool has_windows = heads->pieces.has_windows();
   plan->step = variant_of(problem, has_windows ? StepKernel::kLongWindow : StepKernel::kLong);
   plan->step.codes = codes_of(problem, heads->pieces, plan->step.has_more);
   if (has_windows && (dtype_size(problem.geometry->dtype) != 2 || plan->step.has_more ||
@@ -309,10 +309,9 @@ bool plan_heads(const RopeProblem &problem, const DeviceInfo &device, RopePlan *
   const int64_t vectors = moved_bytes(problem) / (2 * kMaxVectorBytes) / device.multiprocessors;
   if (heads->is_flat && plan_short_heads(problem, channels, vectors, plan)) return true;
   // Rows are faster for heads with a window in launches that are not large.
-  const bool has_windows = heads->pieces.window_channels != 0;
   const int64_t max_of_rows =
       problem.step->has_codes ? kStepTuning.max_short_window_vectors : kStepTuning.max_short_vectors;
-  if (has_windows && heads->is_flat && vectors <= max_of_rows) return false;
+  if (heads->pieces.has_windows() && heads->is_flat && vectors <= max_of_rows) return false;
   return !has_more_norm(problem, heads->pieces) && plan_long_heads(problem, device, channels, plan);
 }
 

@@ -46,6 +46,7 @@ struct StepPieces {
   bool is_window_last;  // they are a head's last channels, not its first ones
   StepPiece piece[kMaxStepPieces];
 
+  bool has_windows() const { return window_channels != 0; }
   const StepPiece *begin() const { return piece; }
   const StepPiece *end() const { return piece + count; }
 };

@@ -307,23 +307,23 @@ rope_status_t run_cuda_step(const char *function, const RopeProblem &problem, co
     return launch_it(function, problem, plan, device_index, stream);
   };
   const bool has_codes = plan.step.has_codes();
-  const auto launch_short = [&](auto is_normed) {
-    using Plain = StepShortHeadParams<decltype(is_normed)::value>;
-    using More = StepShortMoreParams<decltype(is_normed)::value>;
-    if (plan.step.kernel == StepKernel::kShortMore && has_codes) {
-      return launch_with(launch_step<WithCodes<More>>, launch_step<WithCodes<WithAngles<More, kMaxShortStepPairs>>>,
-                         launch_step<WithCodes<WithTable<More>>>);
-    }
-    if (plan.step.kernel == StepKernel::kShortMore) {
-      return launch_with(launch_step<More>, launch_step<WithAngles<More, kMaxShortStepPairs>>,
-                         launch_step<WithTable<More>>);
-    }
+  const auto launch_plain = [&](auto *plain) {
+    using Plain = std::remove_pointer_t<decltype(plain)>;
     if (has_codes) {
-      return launch_with(launch_step<WithCodes<Plain>>, launch_step<WithCodes<WithAngles<Plain, kMaxShortStepPairs>>>,
-                         launch_step<WithCodes<WithTable<Plain>>>);
+      return launch_with(launch_step<StepShortParams<Plain, true, StepAngles::kNone>>,
+                         launch_step<StepShortParams<Plain, true, StepAngles::kComputed>>,
+                         launch_step<StepShortParams<Plain, true, StepAngles::kTable>>);
     }
-    return launch_with(launch_step<Plain>, launch_step<WithAngles<Plain, kMaxShortStepPairs>>,
-                       launch_step<WithTable<Plain>>);
+    return launch_with(launch_step<StepShortParams<Plain, false, StepAngles::kNone>>,
+                       launch_step<StepShortParams<Plain, false, StepAngles::kComputed>>,
+                       launch_step<StepShortParams<Plain, false, StepAngles::kTable>>);
+  };
+  const auto launch_short = [&](auto is_normed) {
+    constexpr bool kIsNormed = decltype(is_normed)::value;
+    if (plan.step.kernel == StepKernel::kShortMore) {
+      return launch_plain(static_cast<StepShortMoreParams<kIsNormed> *>(nullptr));
+    }
+    return launch_plain(static_cast<StepShortHeadParams<kIsNormed> *>(nullptr));
   };
   switch (plan.step.kernel) {
     case StepKernel::kWarp:

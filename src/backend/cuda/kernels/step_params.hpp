@@ -2,6 +2,8 @@
 // step_params.hpp - the arguments of the step's kernels, passed by value
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/kernels/rope_params.hpp"
 #include "core/math/norm.hpp"
 #include "core/problem/step_problem.hpp"
@@ -192,6 +194,17 @@ struct StepShortMoreParams : StepShortHeadParams<IsNormed> {
   StepMoreTensor more[StepShortHeadParams<IsNormed>::kPieces];
   StepLookups lookups;
 };
+
+// Parameters of kWarp, kShort and kShortMore with angles or a table, without codes and with them. Plain is one of the two
+// structs.
+template <typename Plain, StepAngles kAngles>
+using StepShortWordParams = std::conditional_t<
+    kAngles == StepAngles::kNone, Plain,
+    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<Plain, kMaxShortStepPairs>, WithTable<Plain>>>;
+
+template <typename Plain, bool HasCodes, StepAngles kAngles>
+using StepShortParams =
+    std::conditional_t<HasCodes, WithCodes<StepShortWordParams<Plain, kAngles>>, StepShortWordParams<Plain, kAngles>>;
 
 // step_long.cuh shows how blocks find their part of a tensor.
 struct StepLongTensor : StepHeadTensor {

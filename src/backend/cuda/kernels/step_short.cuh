@@ -34,24 +34,14 @@
 
 namespace rope {
 
-template <bool IsNormed, StepAngles kAngles>
-using StepShortWordParams = std::conditional_t<
-    kAngles == StepAngles::kNone, StepShortHeadParams<IsNormed>,
-    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortHeadParams<IsNormed>, kMaxShortStepPairs>,
-                       WithTable<StepShortHeadParams<IsNormed>>>>;
-
-template <bool IsNormed, bool HasCodes, StepAngles kAngles>
-using StepShortParams = std::conditional_t<HasCodes, WithCodes<StepShortWordParams<IsNormed, kAngles>>,
-                                           StepShortWordParams<IsNormed, kAngles>>;
-
 // All kernels except norms with codes take fewer registers without a bound; 0 means no bound.
 constexpr int min_short_blocks(bool is_bounded) {
   return is_bounded ? min_blocks_per_multiprocessor(kStepShortResidentThreads, kMaxStepThreads) : 0;
 }
 
 template <typename T, int V, bool IsWarp, bool IsInterleaved, bool IsNormed, bool HasCodes, StepAngles kAngles>
-__global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&HasCodes))
-    step_short_kernel(const __grid_constant__ StepShortParams<IsNormed, HasCodes, kAngles> params) {
+__global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&HasCodes)) step_short_kernel(
+    const __grid_constant__ StepShortParams<StepShortHeadParams<IsNormed>, HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kLanes = 32, kOfSharer = IsWarp ? kMaxShortStepPairs / kLanes : 1;

@@ -18,16 +18,6 @@
 
 namespace rope {
 
-template <bool IsNormed, StepAngles kAngles>
-using StepMoreWordParams = std::conditional_t<
-    kAngles == StepAngles::kNone, StepShortMoreParams<IsNormed>,
-    std::conditional_t<kAngles == StepAngles::kComputed, WithAngles<StepShortMoreParams<IsNormed>, kMaxShortStepPairs>,
-                       WithTable<StepShortMoreParams<IsNormed>>>>;
-
-template <bool IsNormed, bool HasCodes, StepAngles kAngles>
-using StepMoreParams = std::conditional_t<HasCodes, WithCodes<StepMoreWordParams<IsNormed, kAngles>>,
-                                          StepMoreWordParams<IsNormed, kAngles>>;
-
 // A unit's part of a head's weights or bias, in F32 or the data's type.
 template <typename T, int V>
 struct UnitNumbers {
@@ -43,8 +33,8 @@ struct UnitNumbers {
 };
 
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasCodes, StepAngles kAngles>
-__global__ void __launch_bounds__(kMaxStepThreads)
-    step_short_more_kernel(const __grid_constant__ StepMoreParams<IsNormed, HasCodes, kAngles> params) {
+__global__ void __launch_bounds__(kMaxStepThreads) step_short_more_kernel(
+    const __grid_constant__ StepShortParams<StepShortMoreParams<IsNormed>, HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
