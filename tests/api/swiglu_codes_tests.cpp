@@ -383,6 +383,17 @@ CodesCase nvfp4() {
   return codes;
 }
 
+// A floor above all magnitudes, and a NaN and an infinity among the values.
+void check_extremes(CodesCase codes) {
+  codes.floor = 1000;
+  codes.check();
+  codes.floor = 0;
+  codes.special = std::numeric_limits<double>::quiet_NaN();
+  codes.check();
+  codes.special = std::numeric_limits<double>::infinity();
+  codes.check();
+}
+
 }  // namespace
 
 TEST_CASE("SwiGLU to codes with a given scale or none", "[swiglu][codes][sanitize]") {
@@ -457,14 +468,7 @@ TEST_CASE("SwiGLU to codes of few rows of whole groups of 128 channels, with not
         codes.scale_dtype = scale;
         codes.check();
         codes.scale_placement = Placement().order({1, 0}).gap(0, 1);
-        codes.floor = 1000;
-        codes.check();
-        codes.floor = 0;
-        codes.special = std::numeric_limits<double>::quiet_NaN();
-        codes.check();
-        codes.special = std::numeric_limits<double>::infinity();
-        codes.check();
-        codes.special = 0;
+        check_extremes(codes);
         codes.is_zero = true;
         codes.check();
         codes.is_zero = false;
@@ -651,13 +655,7 @@ TEST_CASE("SwiGLU to codes of zeros, infinities and NaN, floors of scales", "[sw
     codes.check();
     codes.amax_before = 0.25;
     codes.is_zero = false;
-    codes.floor = 1000;
-    codes.check();
-    codes.floor = 0;
-    codes.special = std::numeric_limits<double>::quiet_NaN();
-    codes.check();
-    codes.special = std::numeric_limits<double>::infinity();
-    codes.check();
+    check_extremes(codes);
   }
 }
 

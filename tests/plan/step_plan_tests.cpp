@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstdint>
+#include <initializer_list>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -287,19 +288,29 @@ std::string letters_of(const Work &work, rope_dtype_t dtype, bool has_letter_for
   return letters;
 }
 
+// A line for each kind of step and type of data. F64 has no codes.
+template <size_t N>
+std::string table_of(const Work (&works)[N], std::initializer_list<rope_dtype_t> dtypes, bool has_letter_for_more) {
+  std::ostringstream table;
+  for (const Work &work : works) {
+    for (const rope_dtype_t dtype : dtypes) {
+      if (work.has_codes() && dtype == ROPE_DTYPE_F64) continue;
+      table << work.name << " " << name_of(dtype) << ": " << letters_of(work, dtype, has_letter_for_more) << "\n";
+    }
+  }
+  return table.str();
+}
+
+constexpr std::initializer_list<rope_dtype_t> kTypes = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16,
+                                                        ROPE_DTYPE_F64};
+
 }  // namespace
 
 // Each letter stands for a head_dim of kHeadDims, first with one token, then with 16384. s and l are the kernels of
 // whole heads for short and for long launches, m is the kernel for short launches with more features, r are the kernels
 // of rows, and - is the general kernel. Layouts make no difference, and nothing is refused.
 TEST_CASE("a table says which kernel serves which step", "[step plan]") {
-  std::ostringstream table;
-  for (const Work &work : kWorks) {
-    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
-      table << work.name << " " << name_of(dtype) << ": " << letters_of(work, dtype, false) << "\n";
-    }
-  }
-  CHECK(table.str() == R"(norm, rotation F32: -sssssll--- -rllllll---
+  CHECK(table_of(kWorks, kTypes, false) == R"(norm, rotation F32: -sssssll--- -rllllll---
 norm, rotation F16: -rsssslll-- --lrlllll--
 norm, rotation BF16: -rsssslll-- --lrlllll--
 norm, rotation F64: ----------- -----------
@@ -353,14 +364,7 @@ norm by head, rotation F64: ----------- -----------
 // Letters for head_dim and tokens as in the table of steps without codes. L is the kernel of long launches with more
 // features.
 TEST_CASE("a table says which kernel serves which step with codes or factors", "[step plan]") {
-  std::ostringstream table;
-  for (const Work &work : kCodeWorks) {
-    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
-      if (work.has_codes() && dtype == ROPE_DTYPE_F64) continue;
-      table << work.name << " " << name_of(dtype) << ": " << letters_of(work, dtype, true) << "\n";
-    }
-  }
-  CHECK(table.str() == R"(rotation, E4M3 F32: ----------- -----------
+  CHECK(table_of(kCodeWorks, kTypes, true) == R"(rotation, E4M3 F32: ----------- -----------
 rotation, E4M3 F16: --sssslll-- --lrlllll--
 rotation, E4M3 BF16: --sssslll-- --lrlllll--
 norm, rotation, E4M3 F32: ----------- -----------
@@ -431,14 +435,7 @@ rotation, outputs of E4M3, written scales BF16: --lrlllll-- --lrlllll--
 // from a head_dim of 128 on 64. The kernels of whole heads need passes that are a multiple of the window, and for
 // written scales a power of two of it.
 TEST_CASE("a table says which kernel serves which step with channels from another tensor", "[step plan]") {
-  std::ostringstream table;
-  for (const Work &work : kPassWorks) {
-    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
-      if (work.has_codes() && dtype == ROPE_DTYPE_F64) continue;
-      table << work.name << " " << name_of(dtype) << ": " << letters_of(work, dtype, true) << "\n";
-    }
-  }
-  CHECK(table.str() == R"(rotation, channels behind it from a pass F32: -sssssssss -l-lllllll
+  CHECK(table_of(kPassWorks, kTypes, true) == R"(rotation, channels behind it from a pass F32: -sssssssss -l-lllllll
 rotation, channels behind it from a pass F16: -s-sssssss ----llllll
 rotation, channels behind it from a pass BF16: -s-sssssss ----llllll
 rotation, channels behind it from a pass F64: ---------- ----------
@@ -491,13 +488,8 @@ rotation, E4M3 of its own for the pass, written scales BF16: ----ll--l- ----ll--
 
 // Letters from a head_dim of 40 on; w is kLongWindow.
 TEST_CASE("a table says which kernel serves normed heads with a window", "[step plan]") {
-  std::ostringstream table;
-  for (const Work &work : kWindowWorks) {
-    for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
-      table << work.name << " " << name_of(dtype) << ": " << letters_of(work, dtype, true) << "\n";
-    }
-  }
-  CHECK(table.str() == R"(norm, rotation of a half, cache F32: rmrrmrr--- -rrrrrr---
+  CHECK(table_of(kWindowWorks, {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}, true) ==
+        R"(norm, rotation of a half, cache F32: rmrrmrr--- -rrrrrr---
 norm, rotation of a half, cache BF16: -mrrmrmr-- -w-rwrww--
 norm, rotation of a quarter, cache F32: -mrrmrr--- -r-rrrr---
 norm, rotation of a quarter, cache BF16: -m-rmrmr-- -r--wrww--
