@@ -68,6 +68,24 @@ void write_elements(const Real *values, int64_t count, void *target, int64_t str
   for (; i < count; ++i) element[i] = round_to<T>(values[i]);
 }
 
+// Rounds to the data's type and converts back.
+template <typename T, typename Real>
+void round_values(Real *values, int count) {
+  if constexpr (sizeof(T) == sizeof(Real)) return;
+  int i = 0;
+#if defined(ROPE_HAS_VECTORS)
+  if constexpr (sizeof(T) == 2) {
+    T rounded[8];
+    for (Vector<8> vector; i + 8 <= count; i += 8) {
+      write_vector(Vector<8>::load(values + i), rounded);
+      read_vector(rounded, &vector);
+      vector.store(values + i);
+    }
+  }
+#endif
+  for (; i < count; ++i) values[i] = to_real<Real>(round_to<T>(values[i]));
+}
+
 // Raises *magnitude to the bits of the largest magnitude among the elements. NaN ranks above infinity.
 template <typename T>
 void raise_magnitude(const T *elements, int count, uint32_t *magnitude) {

@@ -255,11 +255,6 @@ void take_back_head(const StepRun<float> &run, const GradientHead<T> head, const
   }
 }
 
-// The distance from the floats of one head to those of the next.
-ROPE_LOOP int64_t stride_of_floats(int channels) {
-  return int64_t{(channels + kSumRun - 1) / kSumRun} * kSumRun;
-}
-
 template <template <int> class Floats, typename T>
 void take_back_heads(const NormGradientRun<float> &run) {
   constexpr int kTermsOfChannels = kChannelsOf<Floats, 8> / 8;
@@ -302,23 +297,8 @@ void take_back_heads(const NormGradientRun<float> &run) {
 
 // ---- Any norm ----
 
-// Adds terms to sums of equal number.
-template <int kLanes>
-ROPE_LOOP int add_vectors(const float *terms, int begin, int end, float *sums) {
-  for (; begin + kLanes <= end; begin += kLanes) add_terms(Vector<kLanes>::load(terms + begin), sums + begin);
-  return begin;
-}
-
-template <int kLanes>
-ROPE_LOOP int subtract_vectors(float mean, int begin, int end, float *values) {
-  const auto subtracted = same_in_all<kLanes>(-mean);
-  for (; begin + kLanes <= end; begin += kLanes) {
-    add_rounded(Vector<kLanes>::load(values + begin), subtracted).store(values + begin);
-  }
-  return begin;
-}
-
-// Slices of heads as floats. All heads of a norm over a token stay if there is room.
+// Goes back through a norm slice after slice, in floats. If all heads of a token stay in NormInput, their gradients do
+// too.
 template <typename T>
 class FloatHeads {
  public:
@@ -326,135 +306,54 @@ class FloatHeads {
       : run_(run),
         form_(*run.input.norm),
         channels_(run.input.channels),
-        stride_(stride_of_floats(channels_)),
-        max_heads_(heads_of_slice(stride_)),
         is_written_(run.gradient.num_targets > 0),
-        is_of_token_(run.input.is_norm_of_token),
-        is_kept_(is_of_token_ && run.input.heads <= kMaxKept / stride_),
-        given_(run.gradient) {
+        given_(run.gradient),
+        input_(run.input),
+        stride_(input_.stride()) {
     given_.is_turned = given_.is_turned && !run.input.is_norm_after;
     order_angles<T>(given_, &given_numbers_);
-    order_angles<T>(run.input, &input_numbers_);
     if (run.input.is_norm_after) order_angles<float>(run.gradient, &numbers_);
   }
 
   void take_back() {
-    if (is_of_token_) find_norm_of_token();
-    const bool needs_totals = is_of_token_ && is_written_;
+    const bool needs_totals = run_.input.is_norm_of_token && is_written_;
     TreeSum<float> products, gradients;
     if (needs_totals) {
-      for_slices([&](int64_t first) {
-        go_back(first, is_kept_);
-        for (int i = 0; i < slice_.count; ++i) {
+      input_.for_slices([&](int64_t first) {
+        go_back(first, input_.is_kept());
+        for (int i = 0; i < input_.slice().count; ++i) {
           products.add(products_of_head_[i]);
           gradients.add(gradients_of_head_[i]);
         }
       });
       means_ = means_of(form_, {products.total(), gradients.total()});
     }
-    for_slices([&](int64_t first) {
-      if (!needs_totals || !is_kept_) go_back(first, true);
+    input_.for_slices([&](int64_t first) {
+      if (!needs_totals || !input_.is_kept()) go_back(first, true);
       if (is_written_) finish(first);
     });
   }
 
  private:
-  static constexpr int kMaxKept = 8192;  // channels of a token
-
-  template <typename Function>
-  void for_slices(const Function &function) {
-    for (int64_t first = 0; first < run_.input.heads; first += slice_.count) {
-      take_heads<T>(run_.input, first, max_heads_, nullptr, &slice_);
-      function(first);
-    }
-  }
-
-  // The floats of a slice's first head.
-  float *slice_of(float *floats, int64_t first) const { return is_kept_ ? floats + first * stride_ : floats; }
-
-  template <typename Term>
-  void sum(const float *floats, const Term &term, float *sums) const {
-    sum_heads(floats, stride_, channels_, slice_.count, term, sums);
-  }
-
-  // Reads the input of the norm, without subtracting the mean.
-  void read(int64_t first) {
-    step_heads<T, float, void>(run_.input, slice_, {reinterpret_cast<char *>(slice_of(x_, first)), stride_}, false,
-                               &input_numbers_);
-  }
-
-  void subtract(float mean, float *values) const {
-    int done = 0;
-#if defined(__AVX512BW__)
-    done = subtract_vectors<16>(mean, done, channels_, values);
-#endif
-    subtract_vectors<8>(mean, done, channels_, values);
-  }
-
-  void find_norm_of_token() {
-    float sums[kMaxSliceHeads];
-    TreeSum<float> values, squares;
-    if (form_.is_layer) {
-      for_slices([&](int64_t first) {
-        read(first);
-        sum(slice_of(x_, first), Value(), sums);
-        for (int i = 0; i < slice_.count; ++i) values.add(sums[i]);
-      });
-      mean_ = mean_of(form_, values.total());
-    }
-    for_slices([&](int64_t first) {
-      if (!form_.is_layer || !is_kept_) read(first);
-      float *const x = slice_of(x_, first);
-      for (int i = 0; form_.is_layer && i < slice_.count; ++i) subtract(mean_, x + i * stride_);
-      sum(x, Square(), sums);
-      for (int i = 0; i < slice_.count; ++i) squares.add(sums[i]);
-    });
-    inverse_ = inverse_norm(form_, squares.total());
-  }
-
-  // Reads the input of the norm and subtracts its mean; finds the inverse norms of heads.
-  void find_norms(int64_t first) {
-    read(first);
-    float *const x = slice_of(x_, first);
-    if (form_.is_layer) {
-      float sums[kMaxSliceHeads];
-      if (!is_of_token_) sum(x, Value(), sums);
-      for (int i = 0; i < slice_.count; ++i) {
-        subtract(is_of_token_ ? mean_ : mean_of(form_, sums[i]), x + i * stride_);
-      }
-    }
-    if (is_of_token_) return;
-    sum(x, Square(), slice_.inverse);
-    inverse_norms(form_, slice_.inverse);
-  }
-
-  GradientHead<float> head(int64_t first, int i) {
-    float *const weighed = slice_of(gradients_, first) + i * stride_;
-    return {weighed,
-            slice_of(x_, first) + i * stride_,
-            is_of_token_ ? inverse_ : slice_.inverse[i],
-            run_.input.weights->plain,
-            nullptr,
-            0,
-            0,
-            is_written_,
-            weighed,
-            products_ + i * stride_};
+  GradientHead<float> head(const float *x, float *gradients, int i) {
+    float *const weighed = gradients + i * stride_;
+    return {weighed,     x + i * stride_, input_.slice().inverse[i], run_.input.weights->plain, nullptr, 0, 0,
+            is_written_, weighed,         products_ + i * stride_};
   }
 
   // Computes the weighed gradients of a slice and their sums.
   void go_back(int64_t first, bool adds_sums) {
-    if (!is_kept_) find_norms(first);
+    const float *const x = input_.read(first);
     HeadSlice<T> given = {};
-    take_heads<T>(given_, first, max_heads_, nullptr, &given);
-    float *const gradients = slice_of(gradients_, first);
+    take_heads<T>(given_, first, input_.max_heads(), nullptr, &given);
+    float *const gradients = input_.slice_of(gradients_, first);
     step_heads<T, float, void>(given_, given, {reinterpret_cast<char *>(gradients), stride_}, false, &given_numbers_);
     const HeadSums<float> &weights = run_.weight_sums, &biases = run_.bias_sums;
     for (int i = 0; i < given.count; ++i) {
-      prefetch_head<T>(run_.input, first + given.count + i);
+      input_.prefetch(i);
       prefetch_head<T>(given_, first + given.count + i);
       if (run_.input.weight.head_stride != 0 || first + i == 0) order_weights<T>(run_.input, first + i);
-      GradientHead<float> back = head(first, i);
+      GradientHead<float> back = head(x, gradients, i);
       if (adds_sums && biases.data != nullptr) {
         add_vectors<8>(back.gradient + biases.begin, 0, biases.end - biases.begin,
                        biases.data + (first + i) * biases.head_stride);
@@ -467,17 +366,19 @@ class FloatHeads {
       take_back_channels<Vector>(back, 0, channels_);
     }
     if (!is_written_) return;
-    sum(products_, Value(), products_of_head_);
-    if (form_.is_layer) sum(gradients, Value(), gradients_of_head_);
+    input_.sum(products_, Value(), products_of_head_);
+    if (form_.is_layer) input_.sum(gradients, Value(), gradients_of_head_);
   }
 
   void finish(int64_t first) {
     const StepTarget &target = run_.gradient.targets[0];
     T *const out = reinterpret_cast<T *>(target.data) + first * target.head_stride;
-    float *const gradients = slice_of(gradients_, first);
-    for (int i = 0; i < slice_.count; ++i) {
-      const GradientHead<float> back = head(first, i);
-      if (!is_of_token_) means_ = means_of(form_, {products_of_head_[i], gradients_of_head_[i]});
+    const float *const x = input_.values_of(first);
+    float *const gradients = input_.slice_of(gradients_, first);
+    const int count = input_.slice().count;
+    for (int i = 0; i < count; ++i) {
+      const GradientHead<float> back = head(x, gradients, i);
+      if (!run_.input.is_norm_of_token) means_ = means_of(form_, {products_of_head_[i], gradients_of_head_[i]});
       if (run_.input.is_norm_after) {
         finish_gradient<true, Vector>(back, means_, channels_, gradients + i * stride_);
       } else {
@@ -486,7 +387,7 @@ class FloatHeads {
     }
     if (!run_.input.is_norm_after) return;
     HeadSlice<float> turned = {};
-    turned.count = slice_.count;
+    turned.count = count;
     turned.in = turned.before = turned.behind = gradients;
     turned.in_stride = turned.others_stride = stride_;
     step_heads<float, T, void>(run_.gradient, turned, {reinterpret_cast<char *>(out), target.head_stride}, false,
@@ -496,34 +397,18 @@ class FloatHeads {
   const NormGradientRun<float> &run_;
   const NormForm<float> &form_;
   const int channels_;
-  const int64_t stride_;  // stride of the floats of heads
-  const int max_heads_;
   const bool is_written_;
-  const bool is_of_token_;
-  const bool is_kept_;
   StepRun<float> given_;  // the gradients, turned if the norm is before the rotation
   StepNumbers<T> given_numbers_;
-  StepNumbers<T> input_numbers_;
   StepNumbers<float> numbers_;  // numbers behind the norm, if the rotation is before it
-  float mean_ = 0;              // mean_ and the next member belong to the token
-  float inverse_ = 0;
+  NormInput<T> input_;
+  const int64_t stride_;  // stride of the floats of heads
   NormGradientMeans<float> means_ = {};
-  HeadSlice<T> slice_ = {};
   float products_of_head_[kMaxSliceHeads];
   float gradients_of_head_[kMaxSliceHeads] = {};  // 0 for RMS
-  alignas(64) float x_[kMaxKept];
-  alignas(64) float gradients_[kMaxKept];
+  alignas(64) float gradients_[NormInput<T>::kMaxKept];
   alignas(64) float products_[kMaxSliceChannels];
 };
-
-// Whether heads, and the parts of them with sums, consist of blocks of `block` channels.
-bool is_made_of(const NormGradientRun<float> &run, int block) {
-  const StepRun<float> &gradient = run.gradient;
-  const int pairs = gradient.in_distance == 1 ? 2 * gradient.pairs : length_of_runs(gradient);
-  const bool are_parts = !gradient.is_turned || (gradient.window_begin % block == 0 && pairs % block == 0);
-  return are_parts && gradient.channels % block == 0 && run.weight_sums.begin % block == 0 &&
-         run.weight_sums.end % block == 0;
-}
 
 template <typename T>
 constexpr CpuType kCpuTypeOf = std::is_same_v<T, float>     ? kCpuF32
@@ -554,7 +439,8 @@ bool take_back_vectors(const NormGradientRun<float> &run) {
   // All words of a head are processed in vectors of one width, because its weights have their order.
   const int block = kIsWords ? 2 * kMaxLanes : has_all_sums ? 8 : kMaxLanes;
   const bool is_rms_before = !input.is_norm_after && !input.is_norm_of_token && !input.norm->is_layer;
-  if (!is_rms_before || !is_made_of(run, block)) {
+  const bool is_in_blocks = is_made_of(gradient, block) && sums.begin % block == 0 && sums.end % block == 0;
+  if (!is_rms_before || !is_in_blocks) {
     FloatHeads<T>(run).take_back();
   } else if constexpr (kIsWords) {
     take_back_heads<WordVectors, T>(run);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cpu_step_loops.hpp - the inner loops of the step: heads go from their input through a buffer of numbers to all their
-// destinations, or directly there if cpu_step_vectors.hpp supports it
+// destinations, or in vectors if cpu_step_slices.hpp or cpu_step_floats.hpp supports the step
 //
 // The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
@@ -8,6 +8,7 @@
 #include "backend/cpu/cpu_loops.hpp"
 #include "backend/cpu/cpu_norm.hpp"
 #include "backend/cpu/cpu_step_codes.hpp"
+#include "backend/cpu/cpu_step_floats.hpp"
 #include "backend/cpu/cpu_step_slices.hpp"
 #include "backend/cpu/cpu_windows.hpp"
 #include "core/math/norm.hpp"
@@ -35,24 +36,6 @@ struct StepHeads {
 
   ROPE_LOOP Real *head(int number) { return values + number * stride; }
 };
-
-// Rounds to the data's type and converts back.
-template <typename T, typename Real>
-void round_values(Real *values, int count) {
-  if constexpr (sizeof(T) == sizeof(Real)) return;
-  int i = 0;
-#if defined(ROPE_HAS_VECTORS)
-  if constexpr (sizeof(T) == 2) {
-    T rounded[8];
-    for (Vector<8> vector; i + 8 <= count; i += 8) {
-      write_vector(Vector<8>::load(values + i), rounded);
-      read_vector(rounded, &vector);
-      vector.store(values + i);
-    }
-  }
-#endif
-  for (; i < count; ++i) values[i] = to_real<Real>(round_to<T>(values[i]));
-}
 
 template <typename T, typename Real>
 ROPE_LOOP void weigh_values(const NormForm<Real> &form, const Real inverse, const Real *weight, const Real *bias,
@@ -440,7 +423,10 @@ template <typename T>
 void run_step(const StepRun<RealOf<T>> &run) {
 #if defined(ROPE_HAS_VECTORS)
   if constexpr (std::is_same_v<RealOf<T>, float>) {
-    if (is_contiguous(run)) return step_contiguous<T>(run);
+    if (is_contiguous(run)) {
+      if (run.norm != nullptr && run.norm->is_layer) return FloatStep<T>(run).run();
+      return step_contiguous<T>(run);
+    }
   }
 #endif
   step_through_buffers<T>(run);

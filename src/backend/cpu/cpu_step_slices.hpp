@@ -48,7 +48,6 @@ void sum_heads(const T *heads, int64_t stride, int elements, int count, const Te
   for (; head < count; ++head) sums[head] = sum_of_head(heads + head * stride, elements, term);
 }
 
-// Replaces sums of squares by inverse norms.
 template <typename T>
 void sum_squares(const StepRun<float> &run, HeadSlice<T> *slice) {
   sum_heads(slice->in, slice->in_stride, run.channels, slice->count, Square(), slice->inverse);
@@ -111,12 +110,12 @@ ROPE_LOOP int heads_of_slice(int64_t channels) {
   return fitting < kMaxSliceHeads ? static_cast<int>(fitting) : kMaxSliceHeads;
 }
 
-// Whether step_contiguous supports the run.
+// Whether slices support the run.
 bool is_contiguous(const StepRun<float> &run) {
   bool is = !run.accumulates && run.channel_stride == 1 && run.in_distance == run.out_distance &&
             !(run.rounds_each && run.is_turned) && (run.pass == nullptr || run.pass_channel_stride == 1);
   for (int i = 0; i < run.num_targets; ++i) is = is && run.targets[i].channel_stride == 1;
-  return is && (run.norm == nullptr || (!run.norm->is_layer && !(run.is_norm_after && run.is_turned)));
+  return is;
 }
 
 // Copies a slice's windows and its pass to `whole`, and prefetches the next slice.
@@ -299,6 +298,29 @@ void step_to_all(const StepRun<float> &run, const HeadSlice<T> &slice, StepNumbe
   }
 }
 
+// Sums the squares of heads in their turned form, which is written only to a buffer of the first cache.
+template <typename T>
+void sum_turned_squares(const StepRun<float> &run, StepNumbers<T> *numbers, HeadSlice<T> *slice) {
+  alignas(64) float values[kMaxSliceChannels];
+  const HeadBlock block = {reinterpret_cast<char *>(values), run.channels};
+  if constexpr (StepNumbers<T>::kIsWords) {
+    if (is_made_of(run, 16)) {
+      step_heads<T, SharedSquare, void>(run, *slice, block, false, numbers);
+      const int words = run.channels / 2;
+      return sum_heads(values, words, words, slice->count, Value(), slice->inverse);
+    }
+  }
+  step_heads<T, float, void>(run, *slice, block, false, numbers);
+  sum_heads(values, run.channels, run.channels, slice->count, Square(), slice->inverse);
+}
+
+// Replaces the inverse norms of a slice by the sums of the squares that its heads' norms take.
+template <typename T>
+void sum_normed_squares(const StepRun<float> &run, StepNumbers<T> *numbers, HeadSlice<T> *slice) {
+  if (run.is_norm_after && run.is_turned) return sum_turned_squares(run, numbers, slice);
+  sum_squares(run, slice);
+}
+
 template <typename T>
 void step_contiguous(const StepRun<float> &run) {
   alignas(64) T whole[kMaxSliceChannels];
@@ -313,7 +335,7 @@ void step_contiguous(const StepRun<float> &run) {
     TreeSum<float> sum;
     for (int64_t first = 0; first < run.heads; first += max_heads) {
       take_heads(run, first, max_heads, whole, &slice);
-      sum_squares(run, &slice);
+      sum_normed_squares(run, &numbers, &slice);
       for (int i = 0; i < slice.count; ++i) sum.add(slice.inverse[i]);
     }
     const float of_token = inverse_norm(*run.norm, sum.total());
@@ -324,7 +346,7 @@ void step_contiguous(const StepRun<float> &run) {
     take_heads(run, first, max_heads, whole, &slice);
     if (first == 0 || has_weights_of_heads) order_weights<T>(run, first);
     if (is_of_head) {
-      sum_squares(run, &slice);
+      sum_normed_squares(run, &numbers, &slice);
       inverse_norms(*run.norm, slice.inverse);
     }
     for (int i = 0; run.factor.is_present() && i < slice.count; ++i) {

@@ -27,6 +27,17 @@ ROPE_VECTOR Vector<kLanes> same_in_all(float value) {
   return {value - typename Vector<kLanes>::Floats{}};
 }
 
+// Half of a float. Two channels that share a word share the sum of their squares.
+struct SharedSquare {
+  uint16_t half;
+};
+
+template <int kLanes>
+ROPE_VECTOR void write_interleaved(Vector<kLanes> first, Vector<kLanes> second, SharedSquare *to) {
+  const auto sums = add_rounded(multiply_rounded(first, first), multiply_rounded(second, second)).values;
+  memcpy(to, &sums, sizeof sums);
+}
+
 // Heads that go to one destination. Rounded is void if they are not normed, float if the norm does not round, and
 // otherwise the type to which it rounds.
 template <typename T, typename U, typename Rounded>
@@ -39,6 +50,7 @@ struct HeadRows {
   const float *inverse;
   bool rounds_before_weight;
   bool rounds_after_weight;
+  bool is_norm_after;  // the norm follows the rotation
 
   static constexpr bool kRounds = sizeof(std::conditional_t<std::is_void_v<Rounded>, float, Rounded>) == 2;
 
@@ -123,8 +135,10 @@ struct PairNumbers {
 
   template <typename Rows>
   ROPE_VECTOR Pair<Vector<kLanes>> turn(const Rows &rows, int head, Pair<Vector<kLanes>> pair) const {
-    pair = {rows.weigh(head, pair.x, weight_x), rows.weigh(head, pair.y, weight_y)};
-    return rotate(pair, of_x, of_y);
+    const auto weighed = [&](Pair<Vector<kLanes>> given) __attribute__((always_inline)) {
+      return Pair<Vector<kLanes>>{rows.weigh(head, given.x, weight_x), rows.weigh(head, given.y, weight_y)};
+    };
+    return rows.is_norm_after ? weighed(rotate(pair, of_x, of_y)) : rotate(weighed(pair), of_x, of_y);
   }
 };
 
@@ -211,8 +225,9 @@ ROPE_LOOP int turn_neighbours(const HeadRows<T, U, Rounded> rows, int window, in
     for (int head = 0; head < rows.count; ++head) {
       Vector<kLanes> vector;
       read_vector(rows.read(head, window + begin), &vector);
-      vector = rows.weigh(head, vector, weight);
+      if (!rows.is_norm_after) vector = rows.weigh(head, vector, weight);
       vector = add_rounded(multiply_rounded(vector, itself), multiply_rounded(swap_neighbours(vector), other));
+      if (rows.is_norm_after) vector = rows.weigh(head, vector, weight);
       rows.put(head, window + begin, elements_of<U>(vector));
     }
   }
@@ -259,12 +274,16 @@ __attribute__((noinline)) void turn_last(const HeadRows<T, U, Rounded> &rows, in
     U *out = rows.out + head * rows.out_stride;
     for (int i = begin; i < end; ++i) {
       const int64_t at = int64_t{i} * step, x = run.x + at, y = run.y + at;
-      const Pair<float> pair = {rows.weigh(head, to_float(in[x]), run.weights_x[at]),
-                                rows.weigh(head, to_float(in[y]), run.weights_y[at])};
-      const Pair<float> turned =
-          rotate<float>(pair, {angles.cos_x[i], angles.sin_x[i]}, {angles.cos_y[i], angles.sin_y[i]});
-      out[x] = round_to<U>(turned.x);
-      out[y] = round_to<U>(turned.y);
+      const auto weighed = [&](Pair<float> pair) {
+        return Pair<float>{rows.weigh(head, pair.x, run.weights_x[at]), rows.weigh(head, pair.y, run.weights_y[at])};
+      };
+      const auto turned = [&](Pair<float> pair) {
+        return rotate<float>(pair, {angles.cos_x[i], angles.sin_x[i]}, {angles.cos_y[i], angles.sin_y[i]});
+      };
+      const Pair<float> given = {to_float(in[x]), to_float(in[y])};
+      const Pair<float> result = rows.is_norm_after ? weighed(turned(given)) : turned(weighed(given));
+      out[x] = round_to<U>(result.x);
+      out[y] = round_to<U>(result.y);
     }
   }
 }
@@ -356,6 +375,8 @@ ROPE_LOOP void pass_channels(const HeadRows<T, U, Rounded> rows, int begin, int 
     for (int head = 0; bytes > 0 && head < rows.count; ++head) {
       memcpy(rows.out + head * rows.out_stride + begin, rows.read(head, begin), bytes);
     }
+  } else if constexpr (std::is_same_v<U, SharedSquare>) {
+    weigh_words<8>(rows, begin, end, weights);
   } else {
 #if defined(__AVX512BW__)
     begin = weigh_vectors<16>(rows, begin, end, weights);
@@ -385,8 +406,10 @@ ROPE_LOOP void turn_windows(const StepRun<float> &run, const HeadRows<T, U, Roun
 #endif
       done = turn_neighbours<8>(rows, window, done, 2 * run.pairs, weights, of_itself, of_other) / 2;
     }
-    if (done < run.pairs) {
-      turn_last(rows, done, run.pairs, 2, {window, window + 1, weights, weights + 1}, run.angles);
+    if constexpr (!std::is_same_v<U, SharedSquare>) {
+      if (done < run.pairs) {
+        turn_last(rows, done, run.pairs, 2, {window, window + 1, weights, weights + 1}, run.angles);
+      }
     }
     return;
   }
@@ -408,9 +431,17 @@ ROPE_LOOP void turn_windows(const StepRun<float> &run, const HeadRows<T, U, Roun
       done = turn_halves<16>(rows, done, length, part, angles);
 #endif
     }
-    done = turn_halves<8>(rows, done, length, part, angles);
-    if (done < length) turn_last(rows, done, length, 1, part, angles);
+    if constexpr (!std::is_same_v<U, SharedSquare>) {
+      done = turn_halves<8>(rows, done, length, part, angles);
+      if (done < length) turn_last(rows, done, length, 1, part, angles);
+    }
   }
+}
+
+// Whether heads, and the windows that are turned, consist of blocks of `block` channels.
+bool is_made_of(const StepRun<float> &run, int block) {
+  const int pairs = run.in_distance == 1 ? 2 * run.pairs : length_of_runs(run);
+  return run.channels % block == 0 && (!run.is_turned || (run.window_begin % block == 0 && pairs % block == 0));
 }
 
 // Heads one after another.
@@ -453,6 +484,7 @@ void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const Head
   rows.inverse = slice.inverse;
   rows.rounds_before_weight = run.norm != nullptr && run.norm->rounds_before_weight;
   rows.rounds_after_weight = run.norm != nullptr && run.norm->rounds_after_weight;
+  rows.is_norm_after = run.is_norm_after;
   if (!run.is_turned && slice.is_whole()) {
     int done = 0;
     if constexpr (StepNumbers<T>::kIsWords && !std::is_void_v<Rounded>) {

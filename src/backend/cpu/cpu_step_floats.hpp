@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// cpu_step_floats.hpp - norms that need their input as floats, for heads with channels side by side: layer norms, norms
+// behind the rotation, and backward of norms over a token
+//
+// The file is in an unnamed namespace; cpu_loops.hpp explains this.
+#pragma once
+
+#include "backend/cpu/cpu_step_slices.hpp"
+
+#if defined(ROPE_HAS_VECTORS)
+
+namespace rope {
+
+namespace {
+
+// The distance from the floats of one head to those of the next.
+ROPE_LOOP int64_t stride_of_floats(int channels) {
+  return int64_t{(channels + kSumRun - 1) / kSumRun} * kSumRun;
+}
+
+// Adds vectors of `values` to `sums`; returns the end of the last full vector.
+template <int kLanes>
+ROPE_LOOP int add_vectors(const float *values, int begin, int end, float *sums) {
+  for (; begin + kLanes <= end; begin += kLanes) {
+    add_rounded(Vector<kLanes>::load(sums + begin), Vector<kLanes>::load(values + begin)).store(sums + begin);
+  }
+  return begin;
+}
+
+template <int kLanes>
+ROPE_LOOP int subtract_vectors(float mean, int begin, int end, float *values) {
+  const auto subtracted = same_in_all<kLanes>(-mean);
+  for (; begin + kLanes <= end; begin += kLanes) {
+    add_rounded(Vector<kLanes>::load(values + begin), subtracted).store(values + begin);
+  }
+  return begin;
+}
+
+// The input of a norm as floats, turned if the norm is behind the rotation, and less its mean for LAYER. Slices of heads
+// are read one after another; all heads of a norm over a token stay if there is room.
+template <typename T>
+class NormInput {
+ public:
+  explicit NormInput(const StepRun<float> &run)
+      : form_(*run.norm),
+        run_(run),
+        is_of_token_(run.is_norm_of_token),
+        stride_(stride_of_floats(run.channels)),
+        max_heads_(heads_of_slice(stride_)),
+        is_kept_(is_of_token_ && run.heads <= kMaxKept / stride_) {
+    run_.norm = nullptr;
+    run_.is_turned = run.is_turned && run.is_norm_after;
+    order_angles<T>(run_, &numbers_);
+    if (is_of_token_) find_norm_of_token();
+  }
+
+  static constexpr int kMaxKept = 8192;  // channels of a token
+
+  int64_t stride() const { return stride_; }
+  int max_heads() const { return max_heads_; }
+  bool is_kept() const { return is_kept_; }
+  // The slice that for_slices has reached; once it is read, with its inverse norms.
+  const HeadSlice<T> &slice() const { return slice_; }
+
+  // Calls `function` with the first head of each slice.
+  template <typename Function>
+  void for_slices(const Function &function) {
+    for (int64_t first = 0; first < run_.heads; first += slice_.count) {
+      take_heads<T>(run_, first, max_heads_, nullptr, &slice_);
+      function(first);
+    }
+  }
+
+  // The place of a slice among floats of its size, or of all heads if they stay.
+  float *slice_of(float *floats, int64_t first) const { return is_kept_ ? floats + first * stride_ : floats; }
+
+  // Reads the slice; returns its floats.
+  float *read(int64_t first) {
+    if (!is_kept_) read_and_norm(first);
+    return values_of(first);
+  }
+
+  // The floats of the slice that was read last, or of any slice if they stay.
+  float *values_of(int64_t first) { return slice_of(values_, first); }
+
+  template <typename Term>
+  void sum(const float *floats, const Term &term, float *sums) const {
+    sum_heads(floats, stride_, run_.channels, slice_.count, term, sums);
+  }
+
+  // Prefetches head `i` of the slice behind this one.
+  void prefetch(int i) const { prefetch_head<T>(run_, slice_.first + slice_.count + i); }
+
+ private:
+  void turn_to_floats(float *values) {
+    step_heads<T, float, void>(run_, slice_, {reinterpret_cast<char *>(values), stride_}, false, &numbers_);
+  }
+
+  void subtract(float mean, float *values) const {
+    int done = 0;
+#if defined(__AVX512BW__)
+    done = subtract_vectors<16>(mean, done, run_.channels, values);
+#endif
+    done = subtract_vectors<8>(mean, done, run_.channels, values);
+    for (; done < run_.channels; ++done) values[done] = add_rounded(values[done], -mean);
+  }
+
+  void find_norm_of_token() {
+    float sums[kMaxSliceHeads];
+    TreeSum<float> values, squares;
+    if (form_.is_layer) {
+      for_slices([&](int64_t first) {
+        float *const x = slice_of(values_, first);
+        turn_to_floats(x);
+        sum(x, Value(), sums);
+        for (int i = 0; i < slice_.count; ++i) values.add(sums[i]);
+      });
+      mean_ = mean_of(form_, values.total());
+    }
+    for_slices([&](int64_t first) {
+      float *const x = slice_of(values_, first);
+      if (!form_.is_layer || !is_kept_) turn_to_floats(x);
+      for (int i = 0; form_.is_layer && i < slice_.count; ++i) subtract(mean_, x + i * stride_);
+      sum(x, Square(), sums);
+      for (int i = 0; i < slice_.count; ++i) squares.add(sums[i]);
+    });
+    const float inverse = inverse_norm(form_, squares.total());
+    for (float &of_head : slice_.inverse) of_head = inverse;
+  }
+
+  void read_and_norm(int64_t first) {
+    float *const x = slice_of(values_, first);
+    turn_to_floats(x);
+    if (form_.is_layer) {
+      float sums[kMaxSliceHeads];
+      if (!is_of_token_) sum(x, Value(), sums);
+      for (int i = 0; i < slice_.count; ++i) {
+        subtract(is_of_token_ ? mean_ : mean_of(form_, sums[i]), x + i * stride_);
+      }
+    }
+    if (is_of_token_) return;
+    sum(x, Square(), slice_.inverse);
+    inverse_norms(form_, slice_.inverse);
+  }
+
+  const NormForm<float> &form_;
+  StepRun<float> run_;  // up to the norm
+  const bool is_of_token_;
+  const int64_t stride_;
+  const int max_heads_;
+  const bool is_kept_;
+  StepNumbers<T> numbers_;
+  float mean_ = 0;  // of the token
+  HeadSlice<T> slice_ = {};
+  alignas(64) float values_[kMaxKept];
+};
+
+// Forward with such a norm: the floats of a slice become the results, head by head, and then go to the targets.
+template <typename T>
+class FloatStep {
+ public:
+  explicit FloatStep(const StepRun<float> &run) : run_(run), input_(run), result_(run) {
+    is_turned_behind_ = run.is_turned && !run.is_norm_after;
+    if (is_turned_behind_) order_angles<float>(run, &numbers_);
+    result_.norm = nullptr;
+    result_.is_turned = false;
+    result_.factor = {};
+    result_.pass = nullptr;
+    // The loops prefetch from there; these lines are in the cache.
+    result_.in = reinterpret_cast<const char *>(&run_);
+    result_.head_stride = 0;
+  }
+
+  void run() {
+    input_.for_slices([&](int64_t first) {
+      float *const values = input_.read(first);
+      const HeadSlice<float> heads = slice_at(first, input_.slice().count, values);
+      for (int i = 0; i < heads.count; ++i) {
+        input_.prefetch(i);
+        norm_and_turn_head(i, slice_at(first + i, 1, values + i * input_.stride()));
+      }
+      step_to_all<float>(result_, heads, &numbers_);
+    });
+  }
+
+ private:
+  HeadSlice<float> slice_at(int64_t first, int count, const float *values) const {
+    HeadSlice<float> heads = {};
+    heads.first = first;
+    heads.count = count;
+    heads.in = heads.before = heads.behind = values;
+    heads.in_stride = heads.others_stride = input_.stride();
+    return heads;
+  }
+
+  // Replaces the floats of one head, number `i` of its slice, by their result.
+  void norm_and_turn_head(int i, const HeadSlice<float> &head) {
+    float *const values = const_cast<float *>(head.in);
+    if (head.first == 0 || run_.weight.head_stride != 0) order_weights<T>(run_, head.first);
+    weigh(input_.slice().inverse + i, values);
+    if (run_.bias.data != nullptr) add_bias(head.first, values);
+    if (is_turned_behind_) {
+      step_heads<float, float, void>(run_, head, {reinterpret_cast<char *>(values), head.in_stride}, true, &numbers_);
+    }
+    if (run_.factor.is_present()) {
+      scale_channels(values, values, run_.channels, factor_of<T, float>(run_.factor, head.first));
+    }
+    if (run_.code.rounds_before) round_values<T>(values, run_.channels);
+  }
+
+  // Multiplies a head by its inverse norm and the weights.
+  void weigh(const float *inverse, float *values) {
+    if constexpr (sizeof(T) == 2) {
+      if (run_.norm->rounds_before_weight || run_.norm->rounds_after_weight) return weigh_as<T>(inverse, values);
+    }
+    weigh_as<float>(inverse, values);
+  }
+
+  template <typename Rounded>
+  void weigh_as(const float *inverse, float *values) {
+    HeadRows<float, float, Rounded> rows = {};
+    rows.in = rows.out = values;
+    rows.count = 1;
+    rows.inverse = inverse;
+    rows.rounds_before_weight = run_.norm->rounds_before_weight;
+    rows.rounds_after_weight = run_.norm->rounds_after_weight;
+    pass_channels(rows, 0, run_.channels, run_.weights->plain);
+  }
+
+  void add_bias(int64_t head, float *values) {
+    const float *const bias = read_numbers<T>(run_.bias, head, run_.channels, -0.0f, bias_);
+    int done = add_vectors<8>(bias, 0, run_.channels, values);
+    for (; done < run_.channels; ++done) values[done] = add_rounded(values[done], bias[done]);
+    if (run_.norm->rounds_after_weight) round_values<T>(values, run_.channels);
+  }
+
+  const StepRun<float> &run_;
+  NormInput<T> input_;
+  StepRun<float> result_;  // the values as they are, to the targets
+  bool is_turned_behind_;
+  StepNumbers<float> numbers_;  // of the rotation behind the norm
+  float bias_[kMaxHeadDim];
+};
+
+}  // namespace
+
+}  // namespace rope
+
+#endif
