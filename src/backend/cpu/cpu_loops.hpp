@@ -92,7 +92,24 @@ void raise_magnitude(const T *elements, int count, uint32_t *magnitude) {
   using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
   constexpr Bits kAllButSign = static_cast<Bits>(~Bits{0}) >> 1;
   Bits max = 0;
-  for (int i = 0; i < count; ++i) {
+  int i = 0;
+#if defined(ROPE_HAS_VECTORS)
+  // Four vectors at once; compilers make one at a time of the plain loop.
+  typedef Bits Lanes __attribute__((vector_size(32)));
+  constexpr int kLanes = 32 / sizeof(Bits);
+  if (count >= 4 * kLanes) {
+    Lanes lanes[4] = {};
+    for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+      for (int j = 0; j < 4; ++j) {
+        const Lanes bits = load_lanes<Lanes>(elements + i + j * kLanes) & kAllButSign;
+        lanes[j] = bits > lanes[j] ? bits : lanes[j];
+      }
+    }
+    for (int j = 1; j < 4; ++j) lanes[0] = lanes[j] > lanes[0] ? lanes[j] : lanes[0];
+    for (int lane = 0; lane < kLanes; ++lane) max = lanes[0][lane] > max ? lanes[0][lane] : max;
+  }
+#endif
+  for (; i < count; ++i) {
     Bits bits;
     memcpy(&bits, elements + i, sizeof bits);
     bits &= kAllButSign;
