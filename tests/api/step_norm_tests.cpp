@@ -196,18 +196,23 @@ TEST_CASE("norms of any number of channels and heads", "[rope][step][norm]") {
 }
 
 TEST_CASE("norms of many heads and many tokens", "[rope][step][norm]") {
-  for (const rope_norm_extent_t extent : {ROPE_NORM_EXTENT_HEAD, ROPE_NORM_EXTENT_TOKEN}) {
-    StepCase step = normed();
-    step.norm_extent = extent;
-    step.dtype = ROPE_DTYPE_BF16;
-    step.q.heads = 133;
-    step.k.heads = 8;
-    step.tokens = 3;
-    step.check();
-    step.q.heads = 5;
-    step.tokens = 700;
-    step.table_rows = -1;
-    step.check();
+  for (const rope_norm_type_t norm : {ROPE_NORM_RMS, ROPE_NORM_LAYER}) {
+    for (const rope_norm_extent_t extent : {ROPE_NORM_EXTENT_HEAD, ROPE_NORM_EXTENT_TOKEN}) {
+      for (const rope_norm_order_t order : {ROPE_NORM_ORDER_BEFORE, ROPE_NORM_ORDER_AFTER}) {
+        StepCase step = normed(norm);
+        step.norm_extent = extent;
+        step.norm_order = order;
+        step.dtype = ROPE_DTYPE_BF16;
+        step.q.heads = 133;
+        step.k.heads = 8;
+        step.tokens = 3;
+        step.check();
+        step.q.heads = 5;
+        step.tokens = 700;
+        step.table_rows = -1;
+        step.check();
+      }
+    }
   }
 }
 
