@@ -94,6 +94,8 @@ TEST_CASE("roundings, offsets and types of weights", "[rope][step][norm][sanitiz
           step.k.has_bias = false;
           step.q.out = StepOut::Own;
           step.check();
+          step.norm_order = ROPE_NORM_ORDER_AFTER;
+          step.check();
         }
       }
     }
@@ -188,6 +190,8 @@ TEST_CASE("norms of any number of channels and heads", "[rope][step][norm]") {
           step.dtype = dtype;
           step.batch = 1;
           step.tokens = 2;
+          step.check();
+          step.norm_order = ROPE_NORM_ORDER_AFTER;
           step.check();
         }
       }

@@ -59,12 +59,6 @@ ROPE_VECTOR void write_vector(WordVectors<kLanes> vectors, BFloat16 *to) {
   write_interleaved(vectors.even, vectors.odd, to);
 }
 
-// Adds terms to floats in the order of channels.
-template <int kLanes>
-ROPE_VECTOR void add_terms(Vector<kLanes> terms, float *sums) {
-  add_rounded(Vector<kLanes>::load(sums), terms).store(sums);
-}
-
 template <int kLanes>
 ROPE_VECTOR void add_terms(WordVectors<kLanes> terms, float *sums) {
   alignas(64) float in_order[size_t{2} * kLanes];
@@ -297,7 +291,7 @@ void take_back_heads(const NormGradientRun<float> &run) {
 
 // ---- Any norm ----
 
-// Goes back through a norm slice after slice, in floats. If all heads of a token stay in NormInput, their gradients do
+// Goes back through a norm slice after slice, in floats. If all heads of a token stay in FloatInput, their gradients do
 // too.
 template <typename T>
 class FloatHeads {
@@ -319,8 +313,8 @@ class FloatHeads {
     const bool needs_totals = run_.input.is_norm_of_token && is_written_;
     TreeSum<float> products, gradients;
     if (needs_totals) {
-      input_.for_slices([&](int64_t first) {
-        go_back(first, input_.is_kept());
+      input_.for_slices([&] {
+        go_back(input_.is_kept());
         for (int i = 0; i < input_.slice().count; ++i) {
           products.add(products_of_head_[i]);
           gradients.add(gradients_of_head_[i]);
@@ -328,9 +322,9 @@ class FloatHeads {
       });
       means_ = means_of(form_, {products.total(), gradients.total()});
     }
-    input_.for_slices([&](int64_t first) {
-      if (!needs_totals || !input_.is_kept()) go_back(first, true);
-      if (is_written_) finish(first);
+    input_.for_slices([&] {
+      if (!needs_totals || !input_.is_kept()) go_back(true);
+      if (is_written_) finish();
     });
   }
 
@@ -342,11 +336,12 @@ class FloatHeads {
   }
 
   // Computes the weighed gradients of a slice and their sums.
-  void go_back(int64_t first, bool adds_sums) {
-    const float *const x = input_.read(first);
+  void go_back(bool adds_sums) {
+    const float *const x = input_.read();
+    const int64_t first = input_.slice().first;
     HeadSlice<T> given = {};
     take_heads<T>(given_, first, input_.max_heads(), nullptr, &given);
-    float *const gradients = input_.slice_of(gradients_, first);
+    float *const gradients = input_.place_of_slice(gradients_);
     step_heads<T, float, void>(given_, given, {reinterpret_cast<char *>(gradients), stride_}, false, &given_numbers_);
     const HeadSums<float> &weights = run_.weight_sums, &biases = run_.bias_sums;
     for (int i = 0; i < given.count; ++i) {
@@ -370,11 +365,12 @@ class FloatHeads {
     if (form_.is_layer) input_.sum(gradients, Value(), gradients_of_head_);
   }
 
-  void finish(int64_t first) {
+  void finish() {
     const StepTarget &target = run_.gradient.targets[0];
+    const int64_t first = input_.slice().first;
     T *const out = reinterpret_cast<T *>(target.data) + first * target.head_stride;
-    const float *const x = input_.values_of(first);
-    float *const gradients = input_.slice_of(gradients_, first);
+    const float *const x = input_.values();
+    float *const gradients = input_.place_of_slice(gradients_);
     const int count = input_.slice().count;
     for (int i = 0; i < count; ++i) {
       const GradientHead<float> back = head(x, gradients, i);
@@ -386,12 +382,8 @@ class FloatHeads {
       }
     }
     if (!run_.input.is_norm_after) return;
-    HeadSlice<float> turned = {};
-    turned.count = count;
-    turned.in = turned.before = turned.behind = gradients;
-    turned.in_stride = turned.others_stride = stride_;
-    step_heads<float, T, void>(run_.gradient, turned, {reinterpret_cast<char *>(out), target.head_stride}, false,
-                               &numbers_);
+    step_heads<float, T, void>(run_.gradient, slice_of_floats(first, count, gradients, stride_),
+                               {reinterpret_cast<char *>(out), target.head_stride}, false, &numbers_);
   }
 
   const NormGradientRun<float> &run_;
@@ -401,12 +393,12 @@ class FloatHeads {
   StepRun<float> given_;  // the gradients, turned if the norm is before the rotation
   StepNumbers<T> given_numbers_;
   StepNumbers<float> numbers_;  // numbers behind the norm, if the rotation is before it
-  NormInput<T> input_;
+  FloatInput<T> input_;
   const int64_t stride_;  // stride of the floats of heads
   NormGradientMeans<float> means_ = {};
   float products_of_head_[kMaxSliceHeads];
   float gradients_of_head_[kMaxSliceHeads] = {};  // 0 for RMS
-  alignas(64) float gradients_[NormInput<T>::kMaxKept];
+  alignas(64) float gradients_[FloatInput<T>::kMaxKept];
   alignas(64) float products_[kMaxSliceChannels];
 };
 

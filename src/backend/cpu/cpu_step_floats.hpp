@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cpu_step_floats.hpp - norms that need their input as floats, for heads with channels side by side: layer norms, norms
-// behind the rotation, and backward of norms over a token
+// cpu_step_floats.hpp - heads with channels side by side as floats on their way through a norm: layer norms, and in
+// backward all norms but RMS of heads before the rotation
 //
 // The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
@@ -18,12 +18,16 @@ ROPE_LOOP int64_t stride_of_floats(int channels) {
   return int64_t{(channels + kSumRun - 1) / kSumRun} * kSumRun;
 }
 
-// Adds vectors of `values` to `sums`; returns the end of the last full vector.
+// Adds terms to floats in the order of channels.
 template <int kLanes>
-ROPE_LOOP int add_vectors(const float *values, int begin, int end, float *sums) {
-  for (; begin + kLanes <= end; begin += kLanes) {
-    add_rounded(Vector<kLanes>::load(sums + begin), Vector<kLanes>::load(values + begin)).store(sums + begin);
-  }
+ROPE_VECTOR void add_terms(Vector<kLanes> terms, float *sums) {
+  add_rounded(Vector<kLanes>::load(sums), terms).store(sums);
+}
+
+// Adds all full vectors of `terms` from `begin` on to `sums`; returns their end.
+template <int kLanes>
+ROPE_LOOP int add_vectors(const float *terms, int begin, int end, float *sums) {
+  for (; begin + kLanes <= end; begin += kLanes) add_terms(Vector<kLanes>::load(terms + begin), sums + begin);
   return begin;
 }
 
@@ -39,9 +43,9 @@ ROPE_LOOP int subtract_vectors(float mean, int begin, int end, float *values) {
 // The input of a norm as floats, turned if the norm is behind the rotation, and less its mean for LAYER. Slices of heads
 // are read one after another; all heads of a norm over a token stay if there is room.
 template <typename T>
-class NormInput {
+class FloatInput {
  public:
-  explicit NormInput(const StepRun<float> &run)
+  explicit FloatInput(const StepRun<float> &run)
       : form_(*run.norm),
         run_(run),
         is_of_token_(run.is_norm_of_token),
@@ -62,26 +66,26 @@ class NormInput {
   // The slice that for_slices has reached; once it is read, with its inverse norms.
   const HeadSlice<T> &slice() const { return slice_; }
 
-  // Calls `function` with the first head of each slice.
+  // Calls `function` for each slice.
   template <typename Function>
   void for_slices(const Function &function) {
     for (int64_t first = 0; first < run_.heads; first += slice_.count) {
       take_heads<T>(run_, first, max_heads_, nullptr, &slice_);
-      function(first);
+      function();
     }
   }
 
-  // The place of a slice among floats of its size, or of all heads if they stay.
-  float *slice_of(float *floats, int64_t first) const { return is_kept_ ? floats + first * stride_ : floats; }
+  // The place of the slice's floats in an array for one slice, or for all heads if they stay.
+  float *place_of_slice(float *floats) const { return is_kept_ ? floats + slice_.first * stride_ : floats; }
 
   // Reads the slice; returns its floats.
-  float *read(int64_t first) {
-    if (!is_kept_) read_and_norm(first);
-    return values_of(first);
+  float *read() {
+    if (!is_kept_) read_and_centre();
+    return values();
   }
 
-  // The floats of the slice that was read last, or of any slice if they stay.
-  float *values_of(int64_t first) { return slice_of(values_, first); }
+  // The floats of the slice, which has been read.
+  float *values() { return place_of_slice(values_); }
 
   template <typename Term>
   void sum(const float *floats, const Term &term, float *sums) const {
@@ -109,16 +113,16 @@ class NormInput {
     float sums[kMaxSliceHeads];
     TreeSum<float> values, squares;
     if (form_.is_layer) {
-      for_slices([&](int64_t first) {
-        float *const x = slice_of(values_, first);
+      for_slices([&] {
+        float *const x = place_of_slice(values_);
         turn_to_floats(x);
         sum(x, Value(), sums);
         for (int i = 0; i < slice_.count; ++i) values.add(sums[i]);
       });
       mean_ = mean_of(form_, values.total());
     }
-    for_slices([&](int64_t first) {
-      float *const x = slice_of(values_, first);
+    for_slices([&] {
+      float *const x = place_of_slice(values_);
       if (!form_.is_layer || !is_kept_) turn_to_floats(x);
       for (int i = 0; form_.is_layer && i < slice_.count; ++i) subtract(mean_, x + i * stride_);
       sum(x, Square(), sums);
@@ -128,8 +132,9 @@ class NormInput {
     for (float &of_head : slice_.inverse) of_head = inverse;
   }
 
-  void read_and_norm(int64_t first) {
-    float *const x = slice_of(values_, first);
+  // Reads the slice less its mean, and finds inverse norms of heads.
+  void read_and_centre() {
+    float *const x = place_of_slice(values_);
     turn_to_floats(x);
     if (form_.is_layer) {
       float sums[kMaxSliceHeads];
@@ -155,7 +160,17 @@ class NormInput {
   alignas(64) float values_[kMaxKept];
 };
 
-// Forward with such a norm: the floats of a slice become the results, head by head, and then go to the targets.
+// A slice of heads that are floats.
+ROPE_LOOP HeadSlice<float> slice_of_floats(int64_t first, int count, const float *values, int64_t stride) {
+  HeadSlice<float> slice = {};
+  slice.first = first;
+  slice.count = count;
+  slice.in = slice.before = slice.behind = values;
+  slice.in_stride = slice.others_stride = stride;
+  return slice;
+}
+
+// Forward with LAYER: the floats of a slice become the results, head by head, and then go to the targets.
 template <typename T>
 class FloatStep {
  public:
@@ -166,44 +181,36 @@ class FloatStep {
     result_.is_turned = false;
     result_.factor = {};
     result_.pass = nullptr;
-    // The loops prefetch from there; these lines are in the cache.
-    result_.in = reinterpret_cast<const char *>(&run_);
+    // encode_heads prefetches the next heads from here. These floats are in the cache.
+    result_.in = reinterpret_cast<const char *>(input_.values());
     result_.head_stride = 0;
   }
 
   void run() {
-    input_.for_slices([&](int64_t first) {
-      float *const values = input_.read(first);
-      const HeadSlice<float> heads = slice_at(first, input_.slice().count, values);
-      for (int i = 0; i < heads.count; ++i) {
+    input_.for_slices([&] {
+      float *const values = input_.read();
+      const int64_t first = input_.slice().first, stride = input_.stride();
+      const int count = input_.slice().count;
+      for (int i = 0; i < count; ++i) {
         input_.prefetch(i);
-        norm_and_turn_head(i, slice_at(first + i, 1, values + i * input_.stride()));
+        norm_and_turn_head(i, first + i, values + i * stride);
       }
-      step_to_all<float>(result_, heads, &numbers_);
+      step_to_all<float>(result_, slice_of_floats(first, count, values, stride), &numbers_);
     });
   }
 
  private:
-  HeadSlice<float> slice_at(int64_t first, int count, const float *values) const {
-    HeadSlice<float> heads = {};
-    heads.first = first;
-    heads.count = count;
-    heads.in = heads.before = heads.behind = values;
-    heads.in_stride = heads.others_stride = input_.stride();
-    return heads;
-  }
-
-  // Replaces the floats of one head, number `i` of its slice, by their result.
-  void norm_and_turn_head(int i, const HeadSlice<float> &head) {
-    float *const values = const_cast<float *>(head.in);
-    if (head.first == 0 || run_.weight.head_stride != 0) order_weights<T>(run_, head.first);
+  // Replaces the floats of one head, number `i` of its slice and `head` of the run, by their result.
+  void norm_and_turn_head(int i, int64_t head, float *values) {
+    if (head == 0 || run_.weight.head_stride != 0) order_weights<T>(run_, head);
     weigh(input_.slice().inverse + i, values);
-    if (run_.bias.data != nullptr) add_bias(head.first, values);
+    if (run_.bias.data != nullptr) add_bias(head, values);
     if (is_turned_behind_) {
-      step_heads<float, float, void>(run_, head, {reinterpret_cast<char *>(values), head.in_stride}, true, &numbers_);
+      const HeadBlock block = {reinterpret_cast<char *>(values), input_.stride()};
+      step_heads<float, float, void>(run_, slice_of_floats(head, 1, values, block.stride), block, true, &numbers_);
     }
     if (run_.factor.is_present()) {
-      scale_channels(values, values, run_.channels, factor_of<T, float>(run_.factor, head.first));
+      scale_channels(values, values, run_.channels, factor_of<T, float>(run_.factor, head));
     }
     if (run_.code.rounds_before) round_values<T>(values, run_.channels);
   }
@@ -235,12 +242,18 @@ class FloatStep {
   }
 
   const StepRun<float> &run_;
-  NormInput<T> input_;
+  FloatInput<T> input_;
   StepRun<float> result_;  // the values as they are, to the targets
   bool is_turned_behind_;
   StepNumbers<float> numbers_;  // of the rotation behind the norm
   float bias_[kMaxHeadDim];
 };
+
+// Out of line because of its arrays on the stack.
+template <typename T>
+__attribute__((noinline)) void step_floats(const StepRun<float> &run) {
+  FloatStep<T>(run).run();
+}
 
 }  // namespace
 

@@ -424,7 +424,7 @@ void run_step(const StepRun<RealOf<T>> &run) {
 #if defined(ROPE_HAS_VECTORS)
   if constexpr (std::is_same_v<RealOf<T>, float>) {
     if (is_contiguous(run)) {
-      if (run.norm != nullptr && run.norm->is_layer) return FloatStep<T>(run).run();
+      if (run.norm != nullptr && run.norm->is_layer) return step_floats<T>(run);
       return step_contiguous<T>(run);
     }
   }

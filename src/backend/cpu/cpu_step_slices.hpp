@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cpu_step_slices.hpp - the step of heads with channels side by side, slice after slice: one pass over a slice adds up
-// its squares; then one pass for each destination reads, norms, turns and writes it in registers
+// its squares, turned if the norm is behind the rotation; then one pass for each destination reads, norms, turns and
+// writes it in registers
 //
 // The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
@@ -110,7 +111,7 @@ ROPE_LOOP int heads_of_slice(int64_t channels) {
   return fitting < kMaxSliceHeads ? static_cast<int>(fitting) : kMaxSliceHeads;
 }
 
-// Whether slices support the run.
+// Whether step_contiguous, or step_floats for LAYER, supports the run.
 bool is_contiguous(const StepRun<float> &run) {
   bool is = !run.accumulates && run.channel_stride == 1 && run.in_distance == run.out_distance &&
             !(run.rounds_each && run.is_turned) && (run.pass == nullptr || run.pass_channel_stride == 1);
@@ -314,9 +315,9 @@ void sum_turned_squares(const StepRun<float> &run, StepNumbers<T> *numbers, Head
   sum_heads(values, run.channels, run.channels, slice->count, Square(), slice->inverse);
 }
 
-// Replaces the inverse norms of a slice by the sums of the squares that its heads' norms take.
+// Sums the squares of the norm's input for each head of a slice, into the slice's inverse norms.
 template <typename T>
-void sum_normed_squares(const StepRun<float> &run, StepNumbers<T> *numbers, HeadSlice<T> *slice) {
+void sum_input_squares(const StepRun<float> &run, StepNumbers<T> *numbers, HeadSlice<T> *slice) {
   if (run.is_norm_after && run.is_turned) return sum_turned_squares(run, numbers, slice);
   sum_squares(run, slice);
 }
@@ -335,7 +336,7 @@ void step_contiguous(const StepRun<float> &run) {
     TreeSum<float> sum;
     for (int64_t first = 0; first < run.heads; first += max_heads) {
       take_heads(run, first, max_heads, whole, &slice);
-      sum_normed_squares(run, &numbers, &slice);
+      sum_input_squares(run, &numbers, &slice);
       for (int i = 0; i < slice.count; ++i) sum.add(slice.inverse[i]);
     }
     const float of_token = inverse_norm(*run.norm, sum.total());
@@ -346,7 +347,7 @@ void step_contiguous(const StepRun<float> &run) {
     take_heads(run, first, max_heads, whole, &slice);
     if (first == 0 || has_weights_of_heads) order_weights<T>(run, first);
     if (is_of_head) {
-      sum_normed_squares(run, &numbers, &slice);
+      sum_input_squares(run, &numbers, &slice);
       inverse_norms(*run.norm, slice.inverse);
     }
     for (int i = 0; run.factor.is_present() && i < slice.count; ++i) {

@@ -27,7 +27,8 @@ ROPE_VECTOR Vector<kLanes> same_in_all(float value) {
   return {value - typename Vector<kLanes>::Floats{}};
 }
 
-// Half of a float. Two channels that share a word share the sum of their squares.
+// An output for sums of squares: half of a float, because the two channels of a word have one sum. Only loops over words
+// write it, so heads must consist of blocks of 16 channels.
 struct SharedSquare {
   uint16_t half;
 };
@@ -376,6 +377,7 @@ ROPE_LOOP void pass_channels(const HeadRows<T, U, Rounded> rows, int begin, int 
       memcpy(rows.out + head * rows.out_stride + begin, rows.read(head, begin), bytes);
     }
   } else if constexpr (std::is_same_v<U, SharedSquare>) {
+    static_assert(std::is_void_v<Rounded>, "weights are not in the order of words");
     weigh_words<8>(rows, begin, end, weights);
   } else {
 #if defined(__AVX512BW__)
