@@ -60,8 +60,8 @@ class Cache(NamedTuple):
                       k_pass, beside a k_cache of R, the window alone (a latent cache)
     skip_slot_0:      True: slot 0 is not written
 
-    A token with a negative slot, page, sequence or position is not cached. A token with another one out of range is not
-    cached either, and counted in `fault`.
+    A token with a negative slot, page, sequence or position is not cached. If one of these is too large, the token is
+    not cached either, and is counted in `fault`.
     """
 
     k_cache: Optional[Tensor] = None
