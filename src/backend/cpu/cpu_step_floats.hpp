@@ -40,8 +40,8 @@ ROPE_LOOP int subtract_vectors(float mean, int begin, int end, float *values) {
   return begin;
 }
 
-// The input of a norm as floats, turned if the norm is behind the rotation, and less its mean for LAYER. Slices of heads
-// are read one after another; all heads of a norm over a token stay if there is room.
+// The input of a norm as floats, turned if the norm is behind the rotation, and less its mean for LAYER. Slices of
+// heads are read one after another; all heads of a norm over a token stay if there is room.
 template <typename T>
 class FloatInput {
  public:

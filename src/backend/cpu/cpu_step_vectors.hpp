@@ -27,8 +27,8 @@ ROPE_VECTOR Vector<kLanes> same_in_all(float value) {
   return {value - typename Vector<kLanes>::Floats{}};
 }
 
-// An output for sums of squares: half of a float, because the two channels of a word have one sum. Only loops over words
-// write it, so heads must consist of blocks of 16 channels.
+// An output for sums of squares: half of a float, because the two channels of a word have one sum. Only loops over
+// words write it, so heads must consist of blocks of 16 channels.
 struct SharedSquare {
   uint16_t half;
 };
