@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cpu_step_floats.hpp - heads with channels side by side as floats on their way through a norm: layer norms, and in
-// backward all norms but RMS of heads before the rotation
+// backward all norms but RMS of heads before the rotation with channels that fill vectors
 //
 // The file is in an unnamed namespace; cpu_loops.hpp explains this.
 #pragma once
