@@ -224,21 +224,25 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
       !shape_pieces(problem, channels, kShortStepVectorBytes, 1, plan)) {
     return false;
   }
-  const bool is_warp =
-      !has_more && !(step.has_codes && step.has_norm) &&
-      (!step.is_turned || (problem.angles == AngleSource::kIncrements && vectors <= tuning.max_warp_vectors));
+  const bool has_table = step.is_turned && problem.angles == AngleSource::kTable,
+             has_computed = step.is_turned && problem.angles == AngleSource::kIncrements;
+  const bool is_warp = !has_more && !(step.has_codes && step.has_norm) &&
+                       (!step.is_turned || (has_computed && vectors <= tuning.max_warp_vectors) ||
+                        (has_table && step.has_codes && vectors <= tuning.max_few_vectors));
+  const bool has_own_angles = has_table && !has_more && !step.has_norm && (is_warp || !step.has_codes);
+  const bool shares_angles = step.is_turned && !has_own_angles;
   const uint32_t units = round_up_to_warps(plan->units.per_token);
   const int64_t max_few = step.is_turned ? tuning.max_few_vectors : tuning.max_warp_vectors;
   const uint32_t wanted = vectors <= max_few ? tuning.few_threads : tuning.short_threads;
   plan->threads = units < wanted ? units : wanted;
-  if (step.is_turned && !is_warp && plan->threads < pairs) plan->threads = round_up_to_warps(pairs);
+  if (shares_angles && !is_warp && plan->threads < pairs) plan->threads = round_up_to_warps(pairs);
   plan->thread_rows = 1;
   plan->blocks_per_token = (plan->units.per_token - 1) / plan->threads + 1;
   if (plan->blocks_per_token > kMaxGridY) return false;
   plan->grid_x = static_cast<uint32_t>(problem.batches * problem.tokens);
   plan->grid_y = plan->blocks_per_token;
   const uint32_t angles = 2 * kMaxShortStepPairs * static_cast<uint32_t>(sizeof(float));
-  plan->shared_bytes = !step.is_turned ? 0 : is_warp ? plan->threads / kWarpThreads * angles : angles;
+  plan->shared_bytes = !shares_angles ? 0 : is_warp ? plan->threads / kWarpThreads * angles : angles;
   const StepKernel kernel = has_more ? StepKernel::kShortMore : is_warp ? StepKernel::kWarp : StepKernel::kShort;
   plan->step = variant_of(problem, kernel);
   return true;

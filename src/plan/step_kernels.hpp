@@ -9,8 +9,8 @@ namespace rope {
 
 // Vectors of short launches have 8 bytes, those of long ones 16.
 enum class StepKernel {
-  kWarp,        // short launches of whole heads: each warp finds its own angles
-  kShort,       // short launches of whole heads: a block finds the angles of its token
+  kWarp,        // short launches of whole heads: each warp finds its own angles, or each thread those of its pairs
+  kShort,       // short launches of whole heads: a block finds the angles of its token, or each thread its own
   kShortMore,   // kShort with more features: step_short_more.cuh lists them
   kLong,        // long launches of whole heads
   kLongWindow,  // long launches of whole heads that are normed and have a window that is turned, with or without codes

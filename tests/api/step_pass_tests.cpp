@@ -135,7 +135,7 @@ TEST_CASE("heads in pieces whose outputs and caches have 8 bits", "[rope][step][
         step.cache->k_dtype = 0;  // words of the window beside codes of the others
         step.k.scale = Scale::None;
         check_ways(step);
-        check_step_kernels(explanations, {"warp angles codes", "warp codes", "short table codes", "long angles codes",
+        check_step_kernels(explanations, {"warp angles codes", "warp codes", "warp table codes", "long angles codes",
                                           "long table codes"});
         step.quant_flags = 0;
         step.cache->k_pass_scale = Scale::None;

@@ -106,6 +106,56 @@ TEST_CASE("16-bit outputs beside caches of 8 bits, and the other way round", "[r
   }
 }
 
+// Vectors of 16 bytes fit the rows, or smaller ones, or none. 256 channels and 700 tokens need long launches.
+TEST_CASE("tables whose rows vectors fit or do not, with codes and without", "[rope][step][quant][sanitize]") {
+  const Placement placements[] = {Placement(), Placement().gap(0, 2), Placement().gap(0, 1), Placement().at(1)};
+  std::vector<std::string> explanations;
+  for (const Placement &placement : placements) {
+    for (const rope_dtype_t table_dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
+      for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+        for (const int32_t head_dim : {64, 256}) {
+          for (const bool is_normed : {false, true}) {
+            StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+            step.explanations = &explanations;
+            step.layout = ROPE_LAYOUT_THD;
+            step.style = style;
+            step.head_dim = head_dim;
+            step.tokens = 10;
+            step.table_rows = 8;  // two tokens have no row
+            step.table_dtype = table_dtype;
+            step.table_placement = placement;
+            step.has_fault = true;
+            if (is_normed) step.norm = ROPE_NORM_RMS;
+            step.check();
+            step.cache.reset();
+            step.k.scale = step.v.scale = Scale::None;
+            step.k.out = StepOut::Own;
+            if (!is_normed) step.v.heads = -1;
+            step.check();
+          }
+        }
+      }
+    }
+  }
+  for (const int64_t tokens : {100, 700}) {  // too many for threads that read the angles of their own pairs
+    StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+    step.explanations = &explanations;
+    step.layout = ROPE_LAYOUT_THD;
+    step.tokens = tokens;
+    step.q.heads = 32;
+    step.k.heads = step.v.heads = 8;
+    step.head_dim = 128;
+    step.table_rows = tokens - 1;
+    step.cache->pages = 90;
+    step.cache->entries = 16;
+    step.cache->slots.emplace();
+    for (int64_t i = 0; i < tokens; ++i) step.cache->slots->push_back((i * 7 + 3) % 1440);
+    step.check();
+  }
+  check_step_kernels(explanations,
+                     {"short table", "long table", "warp table codes", "short table codes", "long table codes"});
+}
+
 TEST_CASE("every launch that codes can come out of", "[rope][step][quant]") {
   for (const int32_t head_dim : {64, 96, 128, 256}) {
     for (const int64_t tokens : {1, 33, 700}) {

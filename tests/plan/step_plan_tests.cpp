@@ -944,9 +944,13 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
         REQUIRE(plan.grid_x == num_tokens);
         const uint64_t units = static_cast<uint64_t>(scene.problem.heads_per_token()) * lanes;
         REQUIRE(plan.grid_y == (units + threads - 1) / threads);
-        const uint32_t sharers = plan.step.kernel == rope::StepKernel::kWarp ? threads / 32 : 1;
-        REQUIRE(plan.shared_bytes == (work.is_turned ? sharers * 2 * 64 * 4 : 0));
-        const bool is_row = plan.step.angles != rope::StepAngles::kNone && plan.step.kernel != rope::StepKernel::kWarp;
+        const bool is_warp = plan.step.kernel == rope::StepKernel::kWarp;
+        const bool has_own_angles = plan.step.angles == rope::StepAngles::kTable &&
+                                    plan.step.kernel != rope::StepKernel::kShortMore &&
+                                    plan.step.norm == rope::StepNorm::kNone && (is_warp || !plan.step.has_codes());
+        const bool shares_angles = work.is_turned && !has_own_angles;
+        REQUIRE(plan.shared_bytes == (shares_angles ? (is_warp ? threads / 32 : 1) * 2 * 64 * 4 : 0));
+        const bool is_row = shares_angles && !is_warp;
         REQUIRE((!is_row || threads * 2 >= turned));
         continue;
       }

@@ -227,7 +227,7 @@ std::string StepCase::describe() const {
   }
   if (table_rows >= 0) {
     text << "; " << oracle::dtype_name(table_dtype) << " table M=" << table_rows << (table_by_token ? " by token" : "")
-         << (wide_table ? " W=R" : "");
+         << (wide_table ? " W=R" : "") << table_placement.describe();
   } else {
     text << "; theta=" << theta;
   }
@@ -484,7 +484,7 @@ void StepCase::build(Scene *scene) const {
     Shape shape = {table_by_token ? tokens : table_rows, wide_table ? window() : window() / 2};
     if (table_by_token && axes() > 1) shape.insert(shape.begin(), axes());
     for (rope_tensor_t *table : {&args.cos, &args.sin}) {
-      *table = workspace.tensor(table_dtype, shape);
+      *table = workspace.tensor(table_dtype, shape, table_placement);
       workspace.fill(*table, [&](const Index &) { return workspace.random().uniform(-1.5, 1.5); });
     }
   }

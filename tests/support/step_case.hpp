@@ -134,6 +134,7 @@ struct StepCase {
   int64_t table_rows = -1;
   bool table_by_token = false, wide_table = false;
   rope_dtype_t table_dtype = ROPE_DTYPE_F32;
+  Placement table_placement;
 
   // For each axis, batch and token; I64 and [B, S], or THD [T], with a first axis of num_axes if that is above 1.
   std::function<int64_t(int64_t axis, int64_t batch, int64_t token)> positions;

@@ -153,10 +153,29 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadPa
   }
 }
 
+// Whether threads of short launches can load the entries of a unit's pairs as vectors, or blocks of long launches can
+// copy rows by 16 bytes.
+bool has_aligned_rows(const RopeProblem &problem, const RopePlan &plan) {
+  const AngleTable &table = problem.table;
+  const int64_t size = dtype_size(table.dtype);
+  const bool is_short = plan.step.kernel < StepKernel::kLong;
+  const int64_t run = plan.vector_elements * size, alignment = is_short && run < 16 ? run : 16;
+  const auto is_multiple = [&](const char *data) {
+    return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) == 0;
+  };
+  const bool is_aligned =
+      is_multiple(table.cos.data) && is_multiple(table.sin.data) && table.cos.row_stride * size % alignment == 0;
+  if (is_short) return is_aligned;
+  const RopeGeometry &geometry = *problem.geometry;
+  return is_aligned && table.dtype == ROPE_DTYPE_F32 && geometry.num_axes == 1 && geometry.pairs() % 4 == 0 &&
+         !problem.is_transposed;
+}
+
 template <typename Params>
 void set_params(const RopeProblem &problem, const RopePlan &plan, WithTable<Params> *params) {
   set_params(problem, plan, static_cast<Params *>(params));
   set_table_params(problem, params);
+  params->has_aligned_rows = has_aligned_rows(problem, plan);
 }
 
 void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongTableParams *params) {

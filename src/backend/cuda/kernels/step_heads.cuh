@@ -19,6 +19,8 @@
 // time become floats.
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/kernels/codes.cuh"
 #include "backend/cuda/kernels/step_token.cuh"
 #include "backend/cuda/kernels/table_rows.cuh"
@@ -241,6 +243,100 @@ struct SharedAngles {
   }
 };
 
+__device__ __forceinline__ int32_t entry_bytes(rope_dtype_t dtype) {
+  return dtype == ROPE_DTYPE_F32 ? 4 : 2;
+}
+
+// The places of a pair's cosine and sine in a row of the table.
+struct TablePlace {
+  const char *cos;
+  const char *sin;
+
+  TablePlace() = default;
+  template <typename Params>
+  __device__ __forceinline__ TablePlace(const Params &params, uint32_t row, uint32_t pair) {
+    const int32_t size = entry_bytes(params.table_dtype);
+    cos = step(step(params.cos, pair, size), row, params.row_bytes);
+    sin = step(step(params.sin, pair, size), row, params.row_bytes);
+  }
+
+  // The places `rows` rows further.
+  template <typename Params>
+  __device__ __forceinline__ TablePlace below(const Params &params, uint32_t rows) const {
+    TablePlace place;
+    place.cos = step(cos, rows, params.row_bytes);
+    place.sin = step(sin, rows, params.row_bytes);
+    return place;
+  }
+
+  template <typename Params>
+  __device__ __forceinline__ CosSin<float> load(const Params &params) const {
+    const bool is_wide = params.table_dtype == ROPE_DTYPE_F32;
+    const auto entry = [&](const char *at) -> uint32_t {
+      return is_wide ? *reinterpret_cast<const uint32_t *>(at) : *reinterpret_cast<const uint16_t *>(at);
+    };
+    const uint32_t of_cos = entry(cos), of_sin = entry(sin);
+    const float s = entry_of(of_sin, params.table_dtype);
+    return {entry_of(of_cos, params.table_dtype), params.sin_scale < 0.0f ? -s : s};
+  }
+};
+
+// The angles of a unit's pairs from a row of the table, in the thread's registers.
+template <int V, bool IsInterleaved>
+struct OwnAngles {
+  using R = Runs<V, IsInterleaved>;
+  float cos[V];
+  float sin[V];
+  uint32_t sign;  // changes the signs of sines for the transpose
+
+  // Loads from row `row` the entries that lie at `first` in row 0, as vectors if the rows are aligned to them.
+  template <typename Params>
+  __device__ __forceinline__ void load(const Params &params, const TablePlace &first, uint32_t row) {
+    sign = params.sin_scale < 0.0f ? 0x80000000u : 0;
+    const TablePlace place = first.below(params, row);
+    const auto load_by = [&](auto word, auto step_size) {
+      using Word = decltype(word);
+      constexpr int kStep = decltype(step_size)::value, kBytes = static_cast<int>(sizeof(Word));
+#pragma unroll
+      for (int i = 0; i < V; i += kStep) {
+        const uint32_t further = i < R::kLength ? 0 : params.pairs / 2 - R::kLength;
+        const int64_t distance = (further + static_cast<uint32_t>(i)) * static_cast<uint32_t>(kBytes);
+        const auto c = load_run<Word, kStep>(place.cos + distance), s = load_run<Word, kStep>(place.sin + distance);
+#pragma unroll
+        for (int j = 0; j < kStep; ++j) {
+          cos[i + j] = entry_of(c, j, params.table_dtype);
+          sin[i + j] = entry_of(s, j, params.table_dtype);
+        }
+      }
+    };
+    const auto load_as = [&](auto word) {
+      if (params.has_aligned_rows) {
+        load_by(word, std::integral_constant<int, R::kLength>());
+      } else {
+        load_by(word, std::integral_constant<int, 1>());
+      }
+    };
+    if (params.table_dtype == ROPE_DTYPE_F32) {
+      load_as(float{});
+    } else {
+      load_as(uint16_t{});
+    }
+  }
+
+  // Does the work of SharedAngles::turn.
+  template <int N>
+  __device__ __forceinline__ void turn(bool is_high, int first, float *x, float *y, int distance) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int pair = first + i + (is_high ? R::kLength : 0);
+      const CosSin<float> angle = {cos[pair], float_of(bits_of(sin[pair]) ^ sign)};
+      const Pair<float> out = rotate<float>({x[i * distance], y[i * distance]}, angle, angle);
+      x[i * distance] = out.x;
+      y[i * distance] = out.y;
+    }
+  }
+};
+
 // scale_channel and weigh_channel for N channels.
 template <typename T, int N, bool MayRound>
 __device__ __forceinline__ void scale_and_weigh(const NormForm<float> &form, float inverse, const float *weights,
@@ -288,10 +384,10 @@ __device__ __forceinline__ void put_values(float factor, const float *values, in
 // Norms a unit (`inverse` is inverse_norm) and rotates it, as far as its tensor is normed and rotated. A unit without
 // either keeps its bits, unless it becomes codes, from products with `factor`. Most calls have no roundings inside the
 // norm.
-template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, UnitAs kAs, typename Weights>
+template <typename T, int V, bool IsInterleaved, bool IsNormed, bool MayRound, UnitAs kAs, typename Weights,
+          typename Angles>
 __device__ __forceinline__ void change_unit(const NormForm<float> &form, float inverse, const Weights &weights,
-                                            bool is_normed, bool is_turned,
-                                            const SharedAngles<V, IsInterleaved> &angles, float factor,
+                                            bool is_normed, bool is_turned, const Angles &angles, float factor,
                                             Vector<T, V> *low, Vector<T, V> *high) {
   const bool norms = IsNormed && (kAs == UnitAs::kWords || is_normed);
   if (kAs == UnitAs::kWords && !norms && !is_turned) return;
@@ -401,30 +497,6 @@ struct UnitValues {
       rope::put_codes<Float8E4M3, T, V, V>(factor, low, 0, to_low);
       rope::put_codes<Float8E4M3, T, V, V>(factor, high, 0, to_high);
     }
-  }
-};
-
-// The places of a pair's cosine and sine in a row of the table.
-struct TablePlace {
-  const char *cos;
-  const char *sin;
-
-  template <typename Params>
-  __device__ __forceinline__ TablePlace(const Params &params, uint32_t row, uint32_t pair) {
-    const int32_t size = params.table_dtype == ROPE_DTYPE_F32 ? 4 : 2;
-    cos = step(step(params.cos, pair, size), row, params.row_bytes);
-    sin = step(step(params.sin, pair, size), row, params.row_bytes);
-  }
-
-  template <typename Params>
-  __device__ __forceinline__ CosSin<float> load(const Params &params) const {
-    const bool is_wide = params.table_dtype == ROPE_DTYPE_F32;
-    const auto entry = [&](const char *at) -> uint32_t {
-      return is_wide ? *reinterpret_cast<const uint32_t *>(at) : *reinterpret_cast<const uint16_t *>(at);
-    };
-    const uint32_t of_cos = entry(cos), of_sin = entry(sin);
-    const float s = entry_of(of_sin, params.table_dtype);
-    return {entry_of(of_cos, params.table_dtype), params.sin_scale < 0.0f ? -s : s};
   }
 };
 

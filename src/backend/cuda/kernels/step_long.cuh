@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
       share_angles<kAngles, HasMore, Angles::kAreSpread>(params, tensor, place.first_token, place.part, cos, lost);
     }
     if constexpr (IsNormed) share_weights<T, V>(params, tensor, shared_weights);
+    if constexpr (kAngles == StepAngles::kTable) wait_for_copies<0>();
     __syncthreads();
   }
   const uint32_t read_unit = number < params.units_per_block ? number : 0;  // idle lanes compute, too

@@ -9,6 +9,7 @@
 
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/async_copy.cuh"
 #include "backend/cuda/kernels/faults.cuh"
 #include "backend/cuda/kernels/step_heads.cuh"
 
@@ -60,17 +61,20 @@ struct LongPlace {
 };
 
 // Writes the angles of a block's tokens, from `first` on, and for tables whether the tokens are lost. With a table it
-// prefetches data of later tokens: their positions, and the rows that follow, which are mostly theirs.
+// prefetches data of later tokens: their positions, and the rows that follow, which are mostly theirs. Aligned rows are
+// copied by fours; the copies end in wait_for_copies.
 template <StepAngles kAngles, bool HasLookups, bool AreSpread>
 __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &params, const StepLongTensor &tensor,
                                              uint32_t first, uint32_t part, float *cos, uint32_t *lost) {
-  const uint32_t numbers = tensor.rows * params.turns * params.pairs;
+  constexpr bool kHasTable = kAngles == StepAngles::kTable;
+  const bool copies_fours = kHasTable && params.has_aligned_rows;
+  const uint32_t numbers = tensor.rows * params.turns * params.pairs, run = copies_fours ? 4 : 1;
   const bool is_first = part == 0 && (tensor.flags & kCountsPositions) != 0;  // first block of these tokens
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < numbers; i += blockDim.x) {
+  for (uint32_t i = threadIdx.x * run; i < numbers; i += blockDim.x * run) {
     const DivmodResult place = params.by_pairs.divmod(i);
     const uint32_t row = place.quotient, pair = place.remainder, token = first + row;
-    if (token >= params.num_tokens) return;
+    if (token >= params.num_tokens) break;
     const LoadedInteger implicit = {token & params.implicit_mask, 0};
     LoadedInteger position = implicit;
     const char *const position_address =
@@ -81,8 +85,9 @@ __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &para
     }
     if (params.has_positions) position = load_step_integer(of_axis, params.has_wide_positions);
     const uint64_t index = finish_step_position(params, position);
+    float *const to = cos + row * (2 * params.pairs) + spread_fours<AreSpread>(pair, params.pairs);
     CosSin<float> angle = {};
-    if constexpr (kAngles == StepAngles::kComputed) {
+    if constexpr (!kHasTable) {
       angle = compute_angle(params, index, through_memory(params.increments)[pair]);
     } else {
       const bool is_lost = index >= params.rows;
@@ -101,12 +106,17 @@ __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &para
         prefetch(entry.cos + params.row_bytes_ahead);
         prefetch(entry.sin + params.row_bytes_ahead);
       }
+      if (copies_fours) {
+        copy_async(reinterpret_cast<Words<16> *>(to), entry.cos);
+        copy_async(reinterpret_cast<Words<16> *>(to + params.pairs), entry.sin);
+        continue;
+      }
       angle = entry.load(params);
     }
-    float *const to = cos + row * (2 * params.pairs) + spread_fours<AreSpread>(pair, params.pairs);
     to[0] = angle.cos;
     to[params.pairs] = angle.sin;
   }
+  if constexpr (kHasTable) end_copy_group();
 }
 
 // Writes a tensor's weights with the offset added.

@@ -115,6 +115,7 @@ struct StepHeadParams {
   bool has_positions;
   bool has_wide_positions;  // positions have 64 bits
   bool rounds;              // rounds values inside the norm
+  bool has_aligned_rows;    // runs of a table's row are read as vectors (step_operation.cpp)
   uint32_t implicit_mask;   // bits of a token's number that are its position if none is given; the others are its batch
   uint32_t pairs;
   StepSlots slots;
@@ -128,7 +129,7 @@ struct StepHeadParams {
 // Parameters that instances with codes read as well.
 template <typename Params>
 struct WithCodes : Params {
-  bool scale_multiplies;
+  uint32_t scale_multiplies;  // 1: values are multiplied by scales; 0: divided
   bool rounds_before_codes;
   StepHeadCodes codes[Params::kPieces];
 };

@@ -11,9 +11,11 @@
 //   grid x   tokens
 //   grid y   parts of a token: unit blockIdx.y * blockDim.x + threadIdx.x
 //
-//   IsWarp   a warp finds all angles of its token: lane l those of pairs l and l + 32
+// Angles, by the first line that fits:
+//   own      each thread reads those of its pairs from the table: without a norm, and with codes if IsWarp
+//   IsWarp   a warp computes all angles of its token: lane l those of pairs l and l + 32
 //   else     a block finds them: thread x that of pair x. It has at least as many threads as a head has pairs
-//   shared   cos[kMaxShortStepPairs], then sin[kMaxShortStepPairs], of each warp or of the block
+//   shared   cos[kMaxShortStepPairs], then sin[kMaxShortStepPairs], of each warp or of the block; none for own angles
 //
 // Each head is read once and written once to each of its destinations. Each thread of a head reads its own weights,
 // each warp or block a token's position and row of a table, each thread of a cached head a slot.
@@ -39,16 +41,35 @@ constexpr int min_short_blocks(bool is_bounded) {
   return is_bounded ? min_blocks_per_multiprocessor(kStepShortResidentThreads, kMaxStepThreads) : 0;
 }
 
+// When a launch releases the next one.
+enum class StepRelease {
+  kAtOnce,
+  kBeforeWait,  // after a thread has computed its addresses
+  kAfterLoads,
+  kAfterAngles
+};
+
+// tests/bench/TUNING.md has the measurements.
+ROPE_HOST_DEVICE constexpr StepRelease release_of(bool is_warp, bool is_normed, bool has_codes, StepAngles angles) {
+  if (is_normed) return is_warp ? StepRelease::kAfterAngles : StepRelease::kAfterLoads;
+  if (angles == StepAngles::kNone) return StepRelease::kAfterLoads;
+  if (angles == StepAngles::kTable) return is_warp || !has_codes ? StepRelease::kBeforeWait : StepRelease::kAtOnce;
+  if (is_warp) return has_codes ? StepRelease::kAfterAngles : StepRelease::kAfterLoads;
+  return has_codes ? StepRelease::kAtOnce : StepRelease::kBeforeWait;
+}
+
 template <typename T, int V, bool IsWarp, bool IsInterleaved, bool IsNormed, bool HasCodes, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&HasCodes)) step_short_kernel(
     const __grid_constant__ StepShortParams<StepShortHeadParams<IsNormed>, HasCodes, kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
-  constexpr bool kIsTurned = kAngles != StepAngles::kNone;
+  constexpr bool kIsTurned = kAngles != StepAngles::kNone, kComputes = kAngles == StepAngles::kComputed,
+                 kHasTable = kAngles == StepAngles::kTable,
+                 kHasOwnAngles = kHasTable && !IsNormed && (IsWarp || !HasCodes);
   constexpr uint32_t kLanes = 32, kOfSharer = IsWarp ? kMaxShortStepPairs / kLanes : 1;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
   constexpr UnitAs kAsCodes = HasCodes ? UnitAs::kCodes : UnitAs::kWords;
-  constexpr bool kBeginsAtOnce = IsWarp == IsNormed;  // tests/bench/TUNING.md
-  if (kBeginsAtOnce) begin_dependent_launch();
+  constexpr StepRelease kRelease = release_of(IsWarp, IsNormed, HasCodes, kAngles);
+  if (kRelease == StepRelease::kAtOnce) begin_dependent_launch();
   extern __shared__ float4 shared[];
   float *const cos = reinterpret_cast<float *>(shared) + (IsWarp ? threadIdx.x / kLanes * (2 * kMaxShortStepPairs) : 0);
   const uint32_t sharer = IsWarp ? threadIdx.x % kLanes : threadIdx.x;
@@ -79,20 +100,29 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
   // Increments behind the last pair's are never read.
   uint64_t increment[kOfSharer];
   const bool has_pair = IsWarp || sharer < params.pairs;
-  if constexpr (kAngles == StepAngles::kComputed) {
+  if constexpr (kComputes) {
 #pragma unroll
     for (uint32_t i = 0; has_pair && i < kOfSharer; ++i) {
       increment[i] = (through_memory(params.increments) + sharer)[i * kLanes];
     }
   }
-  // The wait depends on all addresses, so that the compiler computes them before it.
-  wait_for_previous_launch_with(unused_bits(in) | unused_bits(out) | unused_bits(position_address) |
-                                unused_bits(slot_address) | unused_bits(weight) | unused_bits(cache) |
-                                (HasCodes ? unused_bits(scale_address) : 0));
+  // The wait depends on all addresses and on the parameters of tables and scales. Otherwise the compiler would compute
+  // and read them behind it, and a parameter that is read for the first time takes as long as memory.
+  TablePlace columns;
+  uint32_t bits = 0;
+  if constexpr (kHasOwnAngles) {
+    columns = TablePlace(params, 0, number * Runs<V, IsInterleaved>::kLength);
+    bits = unused_bits(columns.cos) | unused_bits(columns.sin) | (static_cast<uint32_t>(params.row_bytes) & 1u) |
+           (static_cast<uint32_t>(params.rows >> 32) & 0x80000000u);
+  }
+  if constexpr (HasCodes) bits |= unused_bits(scale_address) | (params.scale_multiplies & 0x80000000u);
+  if (kRelease == StepRelease::kBeforeWait) begin_dependent_launch();
+  wait_for_previous_launch_with(bits | unused_bits(in) | unused_bits(out) | unused_bits(position_address) |
+                                unused_bits(slot_address) | unused_bits(weight) | unused_bits(cache));
 
   // All loads begin before the first result is needed, so that their latencies overlap.
   LoadedInteger position = {token & params.implicit_mask, 0}, slot = kNoSlot;
-  if (kIsTurned && has_pair && params.has_positions) {
+  if (kIsTurned && (kHasOwnAngles || has_pair) && params.has_positions) {
     position = load_step_integer(position_address, params.has_wide_positions);
   }
   if (has_cache && token < params.slots.cached_tokens) slot = load_step_integer(slot_address, params.slots.is_64_bit);
@@ -111,31 +141,39 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
       weights.high = load_vector<Vector<T, V>>(weight + params.to_high);
     }
   }
-  if (!kBeginsAtOnce) begin_dependent_launch();
+  if (kRelease == StepRelease::kAfterLoads) begin_dependent_launch();
 
+  const bool is_changed = (tensor.flags & kIsChanged) != 0;
   bool is_lost = false;
+  std::conditional_t<kHasOwnAngles, OwnAngles<V, IsInterleaved>, SharedAngles<V, IsInterleaved>> angles;
   if constexpr (kIsTurned) {
     const uint64_t index = finish_step_position(params, position);
-    CosSin<float> angle[kOfSharer];
-    if constexpr (kAngles == StepAngles::kTable) {
-      is_lost = has_pair && index >= params.rows;
+    if constexpr (kHasTable) {
+      is_lost = (kHasOwnAngles || has_pair) && index >= params.rows;
       if (is_lost && unit == 0) count_fault(params.fault, token);
     }
+    const auto row = static_cast<uint32_t>(index);
+    if constexpr (kHasOwnAngles) {
+      if (is_active && is_changed && !is_lost) angles.load(params, columns, row);
+    } else {
+      CosSin<float> angle[kOfSharer];
 #pragma unroll
-    for (uint32_t i = 0; i < kOfSharer; ++i) {
-      if constexpr (kAngles == StepAngles::kComputed) {
-        if (has_pair) angle[i] = compute_angle(params, index, increment[i]);
-      } else if (!is_lost && sharer + i * kLanes < params.pairs) {
-        angle[i] = TablePlace(params, static_cast<uint32_t>(index), sharer + i * kLanes).load(params);
+      for (uint32_t i = 0; i < kOfSharer; ++i) {
+        if constexpr (kComputes) {
+          if (has_pair) angle[i] = compute_angle(params, index, increment[i]);
+        } else if (has_pair && !is_lost) {
+          angle[i] = TablePlace(params, row, sharer + i * kLanes).load(params);
+        }
       }
-    }
 #pragma unroll
-    for (uint32_t i = 0; has_pair && i < kOfSharer; ++i) {
-      cos[sharer + i * kLanes] = angle[i].cos;
-      cos[sharer + i * kLanes + kMaxShortStepPairs] = angle[i].sin;
+      for (uint32_t i = 0; has_pair && i < kOfSharer; ++i) {
+        cos[sharer + i * kLanes] = angle[i].cos;
+        cos[sharer + i * kLanes + kMaxShortStepPairs] = angle[i].sin;
+      }
+      angles = {cos + decltype(angles)::first_of(number), params.pairs, kMaxShortStepPairs};
     }
   }
-  if constexpr (HasCodes) factor = code_factor(factor, params.scale_multiplies);
+  if constexpr (HasCodes) factor = code_factor(factor, params.scale_multiplies != 0);
   float inverse = 0.0f;
   if constexpr (IsNormed) {
     const float sum =
@@ -144,11 +182,9 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
   }
   if constexpr (kIsTurned && IsWarp) __syncwarp();
   // The barrier also tells every thread whether the token is lost.
-  if constexpr (kIsTurned && !IsWarp) is_lost = __syncthreads_or(is_lost) != 0;
+  if constexpr (kIsTurned && !kHasOwnAngles && !IsWarp) is_lost = __syncthreads_or(is_lost) != 0;
+  if (kRelease == StepRelease::kAfterAngles) begin_dependent_launch();
   if (!is_active) return;
-  const bool is_changed = (tensor.flags & kIsChanged) != 0;
-  using Angles = SharedAngles<V, IsInterleaved>;
-  const Angles angles = {cos + Angles::first_of(number), params.pairs, kMaxShortStepPairs};
   const bool is_turned = kIsTurned && !is_lost && is_changed;
   const auto change_as = [&](auto may_round, auto as) {
     change_unit<T, V, IsInterleaved, IsNormed, decltype(may_round)::value, decltype(as)::value>(
@@ -176,11 +212,12 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
 template <typename T, bool IsWarp, bool IsInterleaved, bool IsNormed, bool HasCodes>
 const void *find_step_short_kernel(StepAngles angles) {
   constexpr int V = kShortStepVectorBytes / static_cast<int>(sizeof(T));
+  constexpr bool kMayBeWarpOfTable = IsWarp && HasCodes && !IsNormed;  // plan_short_heads selects no others
 #define ROPE_STEP_KERNEL(is_warp, is_interleaved, angles) \
   reinterpret_cast<const void *>(                         \
       step_short_kernel<T, V, is_warp, is_interleaved, IsNormed, HasCodes, StepAngles::angles>)
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsWarp, IsInterleaved, kComputed)
-         : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(false, IsInterleaved, kTable)
+         : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(kMayBeWarpOfTable, IsInterleaved, kTable)
                                          : ROPE_STEP_KERNEL(true, false, kNone);
 #undef ROPE_STEP_KERNEL
 }
