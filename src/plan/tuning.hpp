@@ -171,11 +171,12 @@ inline const RopeTuning &rope_tuning_of(const DeviceInfo &device) {
 // Launch sizes count vectors of 16 bytes per multiprocessor that are read or written once. Measured on an NVIDIA H200,
 // 2026-11-23; the sizes with programmatic launch.
 struct StepTuning {
-  int64_t max_warp_vectors;
+  int64_t max_warp_vectors;          // largest launch of kWarp with computed angles
   int64_t max_short_vectors;         // largest launch of kShort, and of kWarp if nothing is rotated
   int64_t max_short_part_vectors;    // the limit above for heads in parts
   int64_t max_short_window_vectors;  // and for normed heads with a window that is turned
-  // largest launch with few_threads if something is rotated; otherwise the limit is max_warp_vectors
+  // largest launch with few_threads if something is rotated, and of kWarp with a table and codes; if nothing is rotated,
+  // the limit of few_threads is max_warp_vectors
   int64_t max_few_vectors;
   uint32_t few_threads;    // per block of kWarp and kShort, in launches of few vectors
   uint32_t short_threads;  // per block in larger launches

@@ -108,7 +108,8 @@ TEST_CASE("16-bit outputs beside caches of 8 bits, and the other way round", "[r
 
 // Vectors of 16 bytes fit the rows, or smaller ones, or none. 256 channels and 700 tokens need long launches.
 TEST_CASE("tables whose rows vectors fit or do not, with codes and without", "[rope][step][quant][sanitize]") {
-  const Placement placements[] = {Placement(), Placement().gap(0, 2), Placement().gap(0, 1), Placement().at(1)};
+  const Placement placements[] = {Placement(), Placement().gap(0, 4), Placement().gap(0, 2), Placement().gap(0, 1),
+                                  Placement().at(1)};
   std::vector<std::string> explanations;
   for (const Placement &placement : placements) {
     for (const rope_dtype_t table_dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
@@ -130,14 +131,19 @@ TEST_CASE("tables whose rows vectors fit or do not, with codes and without", "[r
             step.cache.reset();
             step.k.scale = step.v.scale = Scale::None;
             step.k.out = StepOut::Own;
-            if (!is_normed) step.v.heads = -1;
+            step.check();
+            if (is_normed) continue;
+            step.direction = Direction::Backward;
+            step.has_fault = false;
+            step.check();
+            step.dtype = ROPE_DTYPE_F32;
             step.check();
           }
         }
       }
     }
   }
-  for (const int64_t tokens : {100, 700}) {  // too many for threads that read the angles of their own pairs
+  for (const int64_t tokens : {100, 700}) {  // with codes, too many for threads that read the angles of their own pairs
     StepCase step = cached(ROPE_DTYPE_F8_E4M3);
     step.explanations = &explanations;
     step.layout = ROPE_LAYOUT_THD;

@@ -619,8 +619,10 @@ class Request {
                                          with_bias(value_at(before[up], at), up_bias, at),
                                          is_backward_ ? value_at(before[grad_out], at) : 0,
                                          is_present(row_scale) ? value_at(before[row_scale], factor) : 1};
-      const bool is_finite =
-          std::isfinite(in.gate) && std::isfinite(in.up) && std::isfinite(in.grad_out) && std::isfinite(in.row_scale);
+      // A large gate with a bias may have a rounded activation that is infinite; its product with 0 is a NaN.
+      const bool may_overflow = config_.product_rounding != 0 && std::abs(in.gate) > oracle::max_finite(config_.dtype);
+      const bool is_finite = std::isfinite(in.gate) && std::isfinite(in.up) && std::isfinite(in.grad_out) &&
+                             std::isfinite(in.row_scale) && !may_overflow;
       for (const Member member : {out, grad_gate, grad_up, column_out, column_grad_gate, column_grad_up}) {
         if (!is_present(member)) continue;
         const rope_tensor_t &tensor = tensor_of(member);

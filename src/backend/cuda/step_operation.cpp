@@ -158,8 +158,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadPa
 bool has_aligned_rows(const RopeProblem &problem, const RopePlan &plan) {
   const AngleTable &table = problem.table;
   const int64_t size = dtype_size(table.dtype);
-  const bool is_short = plan.step.kernel < StepKernel::kLong;
-  const int64_t run = plan.vector_elements * size, alignment = is_short && run < 16 ? run : 16;
+  const bool is_short = plan.step.kernel < StepKernel::kLong, is_interleaved = problem.geometry->in_distance == 1;
+  const int64_t run = plan.vector_elements / (is_interleaved ? 2 : 1) * size, alignment = is_short ? run : 16;
   const auto is_multiple = [&](const char *data) {
     return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) == 0;
   };

@@ -20,9 +20,10 @@ __device__ __forceinline__ void wait_for_previous_launch() {
 #endif
 }
 
-// Waits for the previous launch after the computation of some addresses; `bits` are their unused_bits. The compiler
-// would otherwise move this computation behind the wait. The unused bits of an address in use are 0, so no thread that
-// has a token ends here.
+// Waits for the previous launch after the computation of some addresses, and the first read of some parameters. `bits`
+// are bits of theirs that are always 0, as the unused_bits of addresses. The compiler would otherwise move the
+// computation and the reads behind the wait. The unused bits of an address in use are 0, so no thread that has a token
+// ends here.
 __device__ __forceinline__ void wait_for_previous_launch_with(uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   asm volatile(

@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
     return SharedWeights<V>{shared_weights + (read_unit + unit * quarter) * kStride, params.pairs,
                             V > 4 ? params.pairs / 2 : params.pairs};
   };
-  factor = code_factor(factor, params.scale_multiplies);
+  factor = code_factor(factor, params.scale_multiplies != 0);
 
   const auto store_vectors = [&](bool as_codes, char *to) {
 #pragma unroll

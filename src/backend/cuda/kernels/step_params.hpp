@@ -129,7 +129,7 @@ struct StepHeadParams {
 // Parameters that instances with codes read as well.
 template <typename Params>
 struct WithCodes : Params {
-  uint32_t scale_multiplies;  // 1: values are multiplied by scales; 0: divided
+  uint32_t scale_multiplies;  // 1: values are multiplied by scales; 0: divided. A wait depends on its unused bits
   bool rounds_before_codes;
   StepHeadCodes codes[Params::kPieces];
 };

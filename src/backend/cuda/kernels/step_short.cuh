@@ -12,13 +12,14 @@
 //   grid y   parts of a token: unit blockIdx.y * blockDim.x + threadIdx.x
 //
 // Angles, by the first line that fits:
-//   own      each thread reads those of its pairs from the table: without a norm, and with codes if IsWarp
+//   own      each thread reads those of its pairs from the table, in calls without a norm; with codes only if IsWarp
 //   IsWarp   a warp computes all angles of its token: lane l those of pairs l and l + 32
 //   else     a block finds them: thread x that of pair x. It has at least as many threads as a head has pairs
 //   shared   cos[kMaxShortStepPairs], then sin[kMaxShortStepPairs], of each warp or of the block; none for own angles
 //
 // Each head is read once and written once to each of its destinations. Each thread of a head reads its own weights,
-// each warp or block a token's position and row of a table, each thread of a cached head a slot.
+// each thread of a cached head a slot. With own angles each thread reads its token's position and the entries of its
+// pairs; otherwise each warp or block reads the position and, from a table, the row.
 //
 // Like the launches of rope_short.cuh, such a launch is a chain of latencies. Therefore it has few parameters and
 // straight code, and with programmatic launch it computes all addresses before it waits for the previous launch.
@@ -44,15 +45,15 @@ constexpr int min_short_blocks(bool is_bounded) {
 // When a launch releases the next one.
 enum class StepRelease {
   kAtOnce,
-  kBeforeWait,  // after a thread has computed its addresses
+  kBeforeWait,  // just before the wait for the previous launch
   kAfterLoads,
   kAfterAngles
 };
 
 // tests/bench/TUNING.md has the measurements.
 ROPE_HOST_DEVICE constexpr StepRelease release_of(bool is_warp, bool is_normed, bool has_codes, StepAngles angles) {
+  if (angles == StepAngles::kNone) return is_normed ? StepRelease::kAtOnce : StepRelease::kAfterLoads;
   if (is_normed) return is_warp ? StepRelease::kAfterAngles : StepRelease::kAfterLoads;
-  if (angles == StepAngles::kNone) return StepRelease::kAfterLoads;
   if (angles == StepAngles::kTable) return is_warp || !has_codes ? StepRelease::kBeforeWait : StepRelease::kAtOnce;
   if (is_warp) return has_codes ? StepRelease::kAfterAngles : StepRelease::kAfterLoads;
   return has_codes ? StepRelease::kAtOnce : StepRelease::kBeforeWait;
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
   constexpr bool kIsTurned = kAngles != StepAngles::kNone, kComputes = kAngles == StepAngles::kComputed,
                  kHasTable = kAngles == StepAngles::kTable,
                  kHasOwnAngles = kHasTable && !IsNormed && (IsWarp || !HasCodes);
+  static_assert(!kHasTable || kHasOwnAngles || !IsWarp, "a warp has two pairs for each lane");
   constexpr uint32_t kLanes = 32, kOfSharer = IsWarp ? kMaxShortStepPairs / kLanes : 1;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
   constexpr UnitAs kAsCodes = HasCodes ? UnitAs::kCodes : UnitAs::kWords;
@@ -106,8 +108,9 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
       increment[i] = (through_memory(params.increments) + sharer)[i * kLanes];
     }
   }
-  // The wait depends on all addresses and on the parameters of tables and scales. Otherwise the compiler would compute
-  // and read them behind it, and a parameter that is read for the first time takes as long as memory.
+  // The wait depends on all addresses and on parameters of tables and scales. Otherwise the compiler would compute and
+  // read them behind it, and the first read of a parameter takes as long as a read of memory. table_dtype is in the
+  // addresses of columns.
   TablePlace columns;
   uint32_t bits = 0;
   if constexpr (kHasOwnAngles) {
@@ -180,7 +183,7 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
         sum_over_lanes<kUsualUnits>(params, number, sum_of_squares_in<T, V>(low), sum_of_squares_in<T, V>(high));
     inverse = inverse_norm(params.norm, sum);
   }
-  if constexpr (kIsTurned && IsWarp) __syncwarp();
+  if constexpr (kIsTurned && !kHasOwnAngles && IsWarp) __syncwarp();
   // The barrier also tells every thread whether the token is lost.
   if constexpr (kIsTurned && !kHasOwnAngles && !IsWarp) is_lost = __syncthreads_or(is_lost) != 0;
   if (kRelease == StepRelease::kAfterAngles) begin_dependent_launch();

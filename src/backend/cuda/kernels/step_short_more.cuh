@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kMaxStepThreads) step_short_more_kernel(
   if (IsNormed && params.is_after) norm();
   if (!is_active) return;
   const bool as_codes = HasCodes && (tensor.flags & kHasCodes) != 0;
-  if constexpr (HasCodes) factor = code_factor(factor, params.scale_multiplies);
+  if constexpr (HasCodes) factor = code_factor(factor, params.scale_multiplies != 0);
   if (as_codes) {
     if (!is_changed) {
       to_floats<T, V>(low, x);
