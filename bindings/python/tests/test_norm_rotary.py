@@ -518,7 +518,7 @@ class Attention(torch.nn.Module):
 
 # The program of one of several processes. It has a part of a batch. Its files: state of the module and batch, a store.
 RANK = """
-import sys, torch
+import os, sys, torch
 from torch import distributed
 from test_norm_rotary import Attention
 rank, size, data, store, out = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
@@ -530,6 +530,9 @@ parallel = torch.nn.parallel.DistributedDataParallel(module)
 parallel(x.chunk(size)[rank]).square().sum().backward()
 torch.save({name: p.grad for name, p in module.named_parameters()}, out + str(rank))
 distributed.destroy_process_group()
+# DistributedDataParallel leaves threads of gloo behind, and one that releases a tensor while the interpreter is being
+# finalized aborts the process (pytorch issue 190489).
+os._exit(0)
 """
 
 
