@@ -113,17 +113,20 @@ void measure_cpu(const Case &item, const Effort &effort, Row *row) {
   const Clock::time_point began = Clock::now();
   const int min_samples = effort.is_tiny ? 1 : 11;
   const double us_wanted = effort.is_tiny ? 0 : 600e3;
+  const auto timed = [](const auto &run, std::vector<double> *samples) {
+    const Clock::time_point begin = Clock::now();
+    run();
+    samples->push_back(us_since(begin));
+  };
+  // A copy precedes each call, so that no call finds data in the caches that another has left there.
+  const auto after_copy = [&](const auto &run, std::vector<double> *samples) {
+    timed([&] { copy.run(target, source, half); }, &copy_times);
+    timed(run, samples);
+  };
   for (int i = 0; i < 201 && (i < min_samples || us_since(began) < us_wanted); ++i) {
-    Clock::time_point begin = Clock::now();
-    copy.run(target, source, half);
-    copy_times.push_back(us_since(begin));
-    begin = Clock::now();
-    prepared->call(0, memory.stream());
-    times.push_back(us_since(begin));
+    after_copy([&] { prepared->call(0, memory.stream()); }, &times);
     if (!item.is_beside_separate) continue;
-    begin = Clock::now();
-    prepared->call_separately(0, memory.stream());
-    separate_times.push_back(us_since(begin));
+    after_copy([&] { prepared->call_separately(0, memory.stream()); }, &separate_times);
   }
   row->time = spread_of(times);
   row->copy = spread_of(copy_times);
