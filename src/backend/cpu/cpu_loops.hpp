@@ -274,13 +274,19 @@ ROPE_LOOP float arranged(float angle) {
 }
 
 template <int kLanes>
+ROPE_VECTOR Vector<kLanes> arranged(Vector<kLanes> angles) {
+  const typename Vector<kLanes>::Floats nan = float_of(0x7fc00000u) - typename Vector<kLanes>::Floats{};
+  return {angles.values == angles.values ? angles.values : nan};
+}
+
+template <int kLanes>
 ROPE_LOOP int64_t arrange_words(const float *from, int64_t begin, int64_t end, float *__restrict to) {
   int64_t i = begin;
   for (; i + int64_t{2} * kLanes <= end; i += int64_t{2} * kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      to[i + lane] = arranged(from[i + 2 * lane]);
-      to[i + kLanes + lane] = arranged(from[i + 2 * lane + 1]);
-    }
+    Vector<kLanes> even, odd;
+    read_interleaved(from + i, &even, &odd);
+    arranged(even).store(to + i);
+    arranged(odd).store(to + i + kLanes);
   }
   return i;
 }
@@ -297,6 +303,31 @@ const float *arrange_angles(const float *from, int64_t pairs, float *__restrict 
   }
   for (; i < pairs; ++i) to[i] = arranged(from[i]);
   return to;
+}
+
+// Prefetches the cache lines of `count` elements of a head. Nothing happens if there is no such memory, and a product of
+// any stride may wrap around. GCC removes calls of functions that only prefetch, so all of them are always inlined.
+template <typename T>
+ROPE_LOOP void prefetch_channels(const void *heads, int64_t head, int64_t stride, int64_t begin, int64_t count) {
+  const uintptr_t element = static_cast<uintptr_t>(head) * static_cast<uintptr_t>(stride);
+  const uintptr_t first =
+      reinterpret_cast<uintptr_t>(heads) + (element + static_cast<uintptr_t>(begin)) * uintptr_t{sizeof(T)};
+  const uintptr_t bytes = static_cast<uintptr_t>(count) * uintptr_t{sizeof(T)};
+  for (uintptr_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void *>(first + i));
+}
+
+// The distance from a head that is rotated to the one that is prefetched.
+constexpr int64_t kHeadsAhead = 8;
+
+// Prefetches the window of a head, of this token or in memory behind it.
+template <typename T, Placement kIn>
+ROPE_LOOP void prefetch_pairs(const PairRun &run, int64_t pairs, int64_t head) {
+  if constexpr (kIn == Placement::kInterleaved) {
+    prefetch_channels<T>(run.x, head, run.head_stride, 0, 2 * pairs);
+  } else {
+    prefetch_channels<T>(run.x, head, run.head_stride, 0, pairs);
+    prefetch_channels<T>(run.y, head, run.head_stride, 0, pairs);
+  }
 }
 
 template <typename Rounded, typename T, Placement kIn, Placement kOut>
@@ -335,6 +366,7 @@ ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, in
       ordered.sin_y = is_shared ? ordered.sin_x : arrange_angles<kInWords>(angles.sin_y, pairs, buffer[3]);
     }
     for (int64_t head = 0; head < heads; ++head) {
+      prefetch_pairs<T, kIn>(in, pairs, head + kHeadsAhead);
       rotate_head<Rounded>(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), pairs, ordered);
     }
     return;

@@ -228,6 +228,12 @@ const Real *read_numbers(const ChannelNumbers &given, int64_t head, int count, R
   if (given.data == nullptr) return nullptr;
   if (head > 0 && given.head_stride == 0) return numbers;
   const int64_t first = head * given.head_stride;
+  if (given.is_f32 && given.channel_stride == 1) {
+    const float *from = reinterpret_cast<const float *>(given.data) + first;
+    ROPE_INDEPENDENT
+    for (int i = 0; i < count; ++i) numbers[i] = add_rounded(Real{from[i]}, offset);
+    return numbers;
+  }
   if (given.is_f32) {
     read_elements<float>(reinterpret_cast<const float *>(given.data) + first, given.channel_stride, 0, count, numbers);
   } else {

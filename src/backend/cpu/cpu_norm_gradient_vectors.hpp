@@ -341,6 +341,7 @@ class FloatHeads {
     const int64_t first = input_.slice().first;
     HeadSlice<T> given = {};
     take_heads<T>(given_, first, input_.max_heads(), nullptr, &given);
+    given.is_prefetching = false;
     float *const gradients = input_.place_of_slice(gradients_);
     step_heads<T, float, void>(given_, given, {reinterpret_cast<char *>(gradients), stride_}, false, &given_numbers_);
     const HeadSums<float> &weights = run_.weight_sums, &biases = run_.bias_sums;
@@ -382,7 +383,7 @@ class FloatHeads {
       }
     }
     if (!run_.input.is_norm_after) return;
-    step_heads<float, T, void>(run_.gradient, slice_of_floats(first, count, gradients, stride_),
+    step_heads<float, T, void>(run_.gradient, slice_of_block(first, count, gradients, stride_),
                                {reinterpret_cast<char *>(out), target.head_stride}, false, &numbers_);
   }
 

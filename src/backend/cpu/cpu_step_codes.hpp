@@ -103,28 +103,10 @@ HeadParts<T, T> parts_of_block(const StepRun<float> &run, const ChannelPart &par
   return parts_of(run, slice, part, heads, stride);
 }
 
-// Prefetches the cache lines of a head while other heads become codes. A prefetch behind the last head is harmless,
-// whatever lies there.
-template <typename T>
-ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
-  constexpr int64_t kSize = sizeof(T), kLine = 64;
-  const auto prefetch = [&](const char *data, int64_t stride, int64_t begin, int64_t end) {
-    const uintptr_t first = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(head * stride * kSize);
-    for (int64_t i = begin * kSize; i < end * kSize; i += kLine) {
-      __builtin_prefetch(reinterpret_cast<const void *>(first + static_cast<uintptr_t>(i)));
-    }
-  };
-  if (run.pass == nullptr) return prefetch(run.in, run.head_stride, 0, run.channels);
-  const int64_t window = int64_t{2} * run.pairs;
-  prefetch(run.in, run.head_stride, run.window_begin, run.window_begin + window);
-  prefetch(run.pass, run.pass_head_stride, 0, run.channels - window);
-}
-
-// Writes heads as codes of U. Prefetches the heads of the next slice, of type In, in the meantime.
-template <typename In, typename U, typename T, typename Window>
+// Writes heads as codes of U.
+template <typename U, typename T, typename Window>
 void encode_heads(const StepRun<float> &run, const StepTarget &target, const HeadParts<T, Window> &parts,
                   const HeadBlock &to, int64_t first, int count) {
-  for (int head = 0; head < count; ++head) prefetch_head<In>(run, first + count + head);
   const int groups = target.groups(), channels = parts.ends[2] / groups;
   const bool needs_magnitudes = run.code.needs_magnitudes(target);
   const bool has_one_factor = !needs_magnitudes && target.scale_head_stride == 0;

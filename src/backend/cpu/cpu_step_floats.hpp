@@ -92,12 +92,18 @@ class FloatInput {
     sum_heads(floats, stride_, run_.channels, slice_.count, term, sums);
   }
 
-  // Prefetches head `i` of the slice behind this one.
-  void prefetch(int i) const { prefetch_head<T>(run_, slice_.first + slice_.count + i); }
+  // Prefetches head `i` of the next slice, unless that has been done while heads were turned.
+  ROPE_LOOP void prefetch(int i) const {
+    if (!run_.is_turned) prefetch_head<T>(run_, slice_.first + slice_.count + i);
+  }
 
  private:
   void turn_to_floats(float *values) {
     step_heads<T, float, void>(run_, slice_, {reinterpret_cast<char *>(values), stride_}, false, &numbers_);
+  }
+
+  ROPE_LOOP void prefetch_all() const {
+    for (int i = 0; i < slice_.count; ++i) prefetch(i);
   }
 
   void subtract(float mean, float *values) const {
@@ -116,6 +122,7 @@ class FloatInput {
       for_slices([&] {
         float *const x = place_of_slice(values_);
         turn_to_floats(x);
+        prefetch_all();
         sum(x, Value(), sums);
         for (int i = 0; i < slice_.count; ++i) values.add(sums[i]);
       });
@@ -123,7 +130,10 @@ class FloatInput {
     }
     for_slices([&] {
       float *const x = place_of_slice(values_);
-      if (!form_.is_layer || !is_kept_) turn_to_floats(x);
+      if (!form_.is_layer || !is_kept_) {
+        turn_to_floats(x);
+        prefetch_all();
+      }
       for (int i = 0; form_.is_layer && i < slice_.count; ++i) subtract(mean_, x + i * stride_);
       sum(x, Square(), sums);
       for (int i = 0; i < slice_.count; ++i) squares.add(sums[i]);
@@ -160,30 +170,13 @@ class FloatInput {
   alignas(64) float values_[kMaxKept];
 };
 
-// A slice of heads that are floats.
-ROPE_LOOP HeadSlice<float> slice_of_floats(int64_t first, int count, const float *values, int64_t stride) {
-  HeadSlice<float> slice = {};
-  slice.first = first;
-  slice.count = count;
-  slice.in = slice.before = slice.behind = values;
-  slice.in_stride = slice.others_stride = stride;
-  return slice;
-}
-
 // Forward with LAYER: the floats of a slice become the results, head by head, and then go to the targets.
 template <typename T>
 class FloatStep {
  public:
-  explicit FloatStep(const StepRun<float> &run) : run_(run), input_(run), result_(run) {
+  explicit FloatStep(const StepRun<float> &run) : run_(run), input_(run), results_(run_of_results(run)) {
     is_turned_behind_ = run.is_turned && !run.is_norm_after;
     if (is_turned_behind_) order_angles<float>(run, &numbers_);
-    result_.norm = nullptr;
-    result_.is_turned = false;
-    result_.factor = {};
-    result_.pass = nullptr;
-    // encode_heads prefetches the next heads from here. These floats are in the cache.
-    result_.in = reinterpret_cast<const char *>(input_.values());
-    result_.head_stride = 0;
   }
 
   void run() {
@@ -195,7 +188,7 @@ class FloatStep {
         input_.prefetch(i);
         norm_and_turn_head(i, first + i, values + i * stride);
       }
-      step_to_all<float>(result_, slice_of_floats(first, count, values, stride), &numbers_);
+      step_to_all<float>(results_, slice_of_block(first, count, values, stride), &numbers_);
     });
   }
 
@@ -207,7 +200,7 @@ class FloatStep {
     if (run_.bias.data != nullptr) add_bias(head, values);
     if (is_turned_behind_) {
       const HeadBlock block = {reinterpret_cast<char *>(values), input_.stride()};
-      step_heads<float, float, void>(run_, slice_of_floats(head, 1, values, block.stride), block, true, &numbers_);
+      step_heads<float, float, void>(run_, slice_of_block(head, 1, values, block.stride), block, true, &numbers_);
     }
     if (run_.factor.is_present()) {
       scale_channels(values, values, run_.channels, factor_of<T, float>(run_.factor, head));
@@ -243,7 +236,7 @@ class FloatStep {
 
   const StepRun<float> &run_;
   FloatInput<T> input_;
-  StepRun<float> result_;  // the values as they are, to the targets
+  StepRun<float> results_;  // the values as they are, to the targets
   bool is_turned_behind_;
   StepNumbers<float> numbers_;  // of the rotation behind the norm
   float bias_[kMaxHeadDim];

@@ -119,7 +119,7 @@ bool is_contiguous(const StepRun<float> &run) {
   return is;
 }
 
-// Copies a slice's windows and its pass to `whole`, and prefetches the next slice.
+// Copies a slice's windows and its pass to `whole`.
 template <typename T>
 void put_together(const StepRun<float> &run, T *whole, HeadSlice<T> *slice) {
   const int begin = run.window_begin, end = begin + 2 * run.pairs;
@@ -132,7 +132,6 @@ void put_together(const StepRun<float> &run, T *whole, HeadSlice<T> *slice) {
   put(slice->before, slice->others_stride, 0, begin);
   put(slice->in, slice->in_stride, begin, end);
   put(slice->behind, slice->others_stride, end, run.channels);
-  for (int head = 0; head < slice->count; ++head) prefetch_head<T>(run, slice->first + slice->count + head);
   slice->in = slice->before = slice->behind = whole;
   slice->in_stride = slice->others_stride = run.channels;
 }
@@ -142,6 +141,7 @@ template <typename T>
 ROPE_LOOP void take_heads(const StepRun<float> &run, int64_t first, int max_heads, T *whole, HeadSlice<T> *slice) {
   slice->first = first;
   slice->count = run.heads - first < max_heads ? static_cast<int>(run.heads - first) : max_heads;
+  slice->is_prefetching = true;
   slice->in = slice->before = slice->behind = reinterpret_cast<const T *>(run.in) + first * run.head_stride;
   slice->in_stride = slice->others_stride = run.head_stride;
   if (run.pass == nullptr) return;
@@ -171,7 +171,6 @@ __attribute__((noinline)) void step_and_scale(const StepRun<float> &run, const H
   alignas(64) float values[kMaxSliceChannels];
   norm_and_turn<T, float>(run, slice, {reinterpret_cast<char *>(values), run.channels}, false, numbers);
   for (int64_t head = 0; head < slice.count; ++head) {
-    prefetch_head<T>(run, slice.first + slice.count + head);
     scale_channels(values + head * run.channels, reinterpret_cast<U *>(to.data) + head * to.stride, run.channels,
                    slice.factor[head]);
   }
@@ -184,36 +183,24 @@ void step_to_block(const StepRun<float> &run, const HeadSlice<T> &slice, const H
   norm_and_turn<T, U>(run, slice, to, is_window_alone, numbers);
 }
 
-// Norms, turns and multiplies, and writes the results as codes of U, a type of 8 bits. If only windows change, the
-// channels outside them become codes directly from the input.
+// Writes a slice, whose windows are turned at most, as codes of U. Other channels become codes directly from the input.
 template <typename T, typename U>
 void step_to_codes(const StepRun<float> &run, const StepTarget &target, const HeadSlice<T> &slice, const HeadBlock &to,
                    StepNumbers<T> *numbers) {
   alignas(64) char buffer[kMaxSliceBytes];
-  const HeadBlock block = {buffer, run.channels};
   const ChannelPart &part = target.part;
-  const bool changes_all =
-      run.norm != nullptr || run.factor.is_present() || (run.is_turned && 2 * run.pairs == run.channels);
-  const bool changes = changes_all || (run.is_turned && part.has_window);
-  const auto encode = [&](const auto &parts) { encode_heads<T, U>(run, target, parts, to, slice.first, slice.count); };
-  const auto step_through = [&](auto number) {
+  const auto encode = [&](const auto &parts) { encode_heads<U>(run, target, parts, to, slice.first, slice.count); };
+  const auto turn_through = [&](auto number) {
     using Number = decltype(number);
-    const Number *const numbers_of_heads = reinterpret_cast<const Number *>(buffer);
-    step_to_block<T, Number>(run, slice, block, !changes_all, numbers);
-    if (changes_all) {
-      encode(parts_of_block(run, part, numbers_of_heads, block.stride));
-    } else {
-      encode(parts_of(run, slice, part, numbers_of_heads, block.stride));
-    }
+    norm_and_turn<T, Number>(run, slice, {buffer, run.channels}, true, numbers);
+    encode(parts_of(run, slice, part, reinterpret_cast<const Number *>(buffer), run.channels));
   };
-  if (!changes && slice.is_whole()) {
+  if (run.is_turned && part.has_window) {
+    std::is_same_v<T, float> || !run.code.rounds_before ? turn_through(float{}) : turn_through(T{});
+  } else if (slice.is_whole()) {
     encode(parts_of_block(run, part, slice.in, slice.in_stride));
-  } else if (!changes) {
-    encode(parts_of(run, slice, part, slice.in, slice.in_stride));
-  } else if (std::is_same_v<T, float> || !run.code.rounds_before) {
-    step_through(float{});
   } else {
-    step_through(T{});
+    encode(parts_of(run, slice, part, slice.in, slice.in_stride));
   }
 }
 
@@ -299,6 +286,52 @@ void step_to_all(const StepRun<float> &run, const HeadSlice<T> &slice, StepNumbe
   }
 }
 
+// A slice of heads in a block.
+template <typename T>
+ROPE_LOOP HeadSlice<T> slice_of_block(int64_t first, int count, const T *heads, int64_t stride) {
+  HeadSlice<T> slice = {};
+  slice.first = first;
+  slice.count = count;
+  slice.in = slice.before = slice.behind = heads;
+  slice.in_stride = slice.others_stride = stride;
+  return slice;
+}
+
+// The run that writes the results of `run` to its targets.
+StepRun<float> run_of_results(const StepRun<float> &run) {
+  StepRun<float> results = run;
+  results.norm = nullptr;
+  results.is_turned = false;
+  results.factor = {};
+  results.pass = nullptr;
+  return results;
+}
+
+// Whether the results of a run with codes are put into a block before they go to the targets. A block of floats does
+// not keep the bits of NaNs, so channels that do not change go to words directly.
+bool goes_through_block(const StepRun<float> &run) {
+  if (!run.has_codes()) return false;
+  if (run.norm != nullptr || run.factor.is_present()) return true;
+  if (!run.is_turned) return false;
+  if (2 * run.pairs == run.channels) return true;
+  int num_turned = 0;
+  for (int i = 0; i < run.num_targets; ++i) {
+    const StepTarget &target = run.targets[i];
+    if (!target.has_codes() && target.part.has_others) return false;
+    num_turned += target.part.has_window ? 1 : 0;
+  }
+  return num_turned > 1;
+}
+
+// Out of line because of its array on the stack.
+template <typename T, typename Result>
+__attribute__((noinline)) void step_through_block(const StepRun<float> &run, const StepRun<float> &results,
+                                                  const HeadSlice<T> &slice, StepNumbers<T> *numbers) {
+  alignas(64) Result heads[kMaxSliceChannels];
+  step_to_block<T, Result>(run, slice, {reinterpret_cast<char *>(heads), run.channels}, false, numbers);
+  step_to_all<Result>(results, slice_of_block(slice.first, slice.count, heads, run.channels), nullptr);
+}
+
 // Sums the squares of heads in their turned form, which is written only to a buffer of the first cache.
 template <typename T>
 void sum_turned_squares(const StepRun<float> &run, StepNumbers<T> *numbers, HeadSlice<T> *slice) {
@@ -315,11 +348,13 @@ void sum_turned_squares(const StepRun<float> &run, StepNumbers<T> *numbers, Head
   sum_heads(values, run.channels, run.channels, slice->count, Square(), slice->inverse);
 }
 
-// Sums the squares of the norm's input for each head of a slice, into the slice's inverse norms.
+// Sums the squares of the norm's input for each head of a slice, into the slice's inverse norms. Prefetches the next
+// slice.
 template <typename T>
 void sum_input_squares(const StepRun<float> &run, StepNumbers<T> *numbers, HeadSlice<T> *slice) {
   if (run.is_norm_after && run.is_turned) return sum_turned_squares(run, numbers, slice);
   sum_squares(run, slice);
+  prefetch_next(run, *slice);
 }
 
 template <typename T>
@@ -343,17 +378,28 @@ void step_contiguous(const StepRun<float> &run) {
     for (float &of_head : slice.inverse) of_head = of_token;
   }
   if (has_weights_of_heads) max_heads = 1;
+  const bool is_through_block = goes_through_block(run),
+             is_rounded = !std::is_same_v<T, float> && run.code.rounds_before;
+  const StepRun<float> results = run_of_results(run);
   for (int64_t first = 0; first < run.heads; first += max_heads) {
     take_heads(run, first, max_heads, whole, &slice);
     if (first == 0 || has_weights_of_heads) order_weights<T>(run, first);
     if (is_of_head) {
       sum_input_squares(run, &numbers, &slice);
       inverse_norms(*run.norm, slice.inverse);
+    } else if (is_of_token || !run.is_turned) {
+      prefetch_next(run, slice);
     }
     for (int i = 0; run.factor.is_present() && i < slice.count; ++i) {
       slice.factor[i] = factor_of<T, float>(run.factor, first + i);
     }
-    step_to_all(run, slice, &numbers);
+    if (!is_through_block) {
+      step_to_all(run, slice, &numbers);
+    } else if (is_rounded) {
+      step_through_block<T, T>(run, results, slice, &numbers);
+    } else {
+      step_through_block<T, float>(run, results, slice, &numbers);
+    }
   }
 }
 

@@ -460,7 +460,8 @@ template <typename T>
 struct HeadSlice {
   int64_t first;  // first head, counted in the run
   int count;
-  const T *in;  // channel 0 of the first head, or the address that it would have
+  bool is_prefetching;  // the loop that turns heads without a norm prefetches the run's next slice
+  const T *in;          // channel 0 of the first head, or the address that it would have
   int64_t in_stride;
   const T *before;  // channels before the window, indexed as in a head
   const T *behind;  // channels behind the window
@@ -472,6 +473,22 @@ struct HeadSlice {
   // Whether heads are contiguous.
   ROPE_LOOP bool is_whole() const { return before == in; }
 };
+
+// Prefetches a head. Numbers behind the run's heads are those of the next token's if its heads follow in memory. A head
+// that does not exist is harmless.
+template <typename T>
+ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
+  if (run.pass == nullptr) return prefetch_channels<T>(run.in, head, run.head_stride, 0, run.channels);
+  const int64_t window = int64_t{2} * run.pairs;
+  prefetch_channels<T>(run.in, head, run.head_stride, run.window_begin, window);
+  prefetch_channels<T>(run.pass, head, run.pass_head_stride, 0, run.channels - window);
+}
+
+// Prefetches as many heads as the slice has, behind it.
+template <typename T>
+ROPE_LOOP void prefetch_next(const StepRun<float> &run, const HeadSlice<T> &slice) {
+  for (int i = 0; i < slice.count; ++i) prefetch_head<T>(run, slice.first + slice.count + i);
+}
 
 template <typename T, typename U, typename Rounded>
 void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to, bool is_window_alone,
@@ -507,6 +524,7 @@ void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const Head
     HeadRows<T, U, Rounded> one = rows;
     one.count = 1;
     for (int head = 0; head < slice.count; ++head) {
+      if (slice.is_prefetching) prefetch_head<T>(run, slice.first + slice.count + head);
       turn_windows(run, one, numbers);
       one.in += one.in_stride;
       one.out += one.out_stride;

@@ -175,6 +175,24 @@ ROPE_VECTOR void read_interleaved(const Float16 *from, Vector<kLanes> *first, Ve
   *second = from_float16(narrow(words >> 16));
 }
 
+ROPE_VECTOR void read_interleaved(const float *from, Vector<8> *first, Vector<8> *second) {
+  const __m256 lower = _mm256_loadu_ps(from), upper = _mm256_loadu_ps(from + 8);
+  const auto in_order = [](__m256 values) __attribute__((always_inline)) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(values), 0xd8));
+  };
+  first->values = in_order(_mm256_shuffle_ps(lower, upper, 0x88));
+  second->values = in_order(_mm256_shuffle_ps(lower, upper, 0xdd));
+}
+
+#if defined(__AVX512BW__)
+ROPE_VECTOR void read_interleaved(const float *from, Vector<16> *first, Vector<16> *second) {
+  const __m512 lower = _mm512_loadu_ps(from), upper = _mm512_loadu_ps(from + 16);
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  first->values = _mm512_permutex2var_ps(lower, even, upper);
+  second->values = _mm512_permutex2var_ps(lower, _mm512_add_epi32(even, _mm512_set1_epi32(1)), upper);
+}
+#endif
+
 // NaNs must meet the condition of round_to_upper_half.
 template <int kLanes>
 ROPE_VECTOR Words<kLanes> words_of(Vector<kLanes> first, Vector<kLanes> second) {
