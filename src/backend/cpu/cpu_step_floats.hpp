@@ -170,13 +170,19 @@ class FloatInput {
   alignas(64) float values_[kMaxKept];
 };
 
-// Forward with LAYER: the floats of a slice become the results, head by head, and then go to the targets.
+// Forward with LAYER. The floats of a slice, less their mean, are multiplied, turned and written like heads of floats with
+// RMS. With a bias, roundings or weights of each head, they become the results, head by head, and then go to the targets.
 template <typename T>
 class FloatStep {
  public:
-  explicit FloatStep(const StepRun<float> &run) : run_(run), input_(run), results_(run_of_results(run)) {
-    is_turned_behind_ = run.is_turned && !run.is_norm_after;
-    if (is_turned_behind_) order_angles<float>(run, &numbers_);
+  explicit FloatStep(const StepRun<float> &run)
+      : run_(run), input_(run), behind_mean_(run), results_(run_of_results(run)) {
+    behind_mean_.pass = nullptr;
+    behind_mean_.is_turned = run.is_turned && !run.is_norm_after;
+    behind_mean_.is_norm_after = false;
+    if (behind_mean_.is_turned) order_angles<float>(run, &numbers_);
+    const bool is_rounded = run.norm->rounds_before_weight || run.norm->rounds_after_weight || run.code.rounds_before;
+    is_direct_ = run.bias.data == nullptr && run.weight.head_stride == 0 && (sizeof(T) == sizeof(float) || !is_rounded);
   }
 
   void run() {
@@ -184,6 +190,7 @@ class FloatStep {
       float *const values = input_.read();
       const int64_t first = input_.slice().first, stride = input_.stride();
       const int count = input_.slice().count;
+      if (is_direct_) return step_directly(slice_of_block(first, count, values, stride));
       for (int i = 0; i < count; ++i) {
         input_.prefetch(i);
         norm_and_turn_head(i, first + i, values + i * stride);
@@ -193,12 +200,22 @@ class FloatStep {
   }
 
  private:
+  void step_directly(HeadSlice<float> heads) {
+    for (int i = 0; i < heads.count; ++i) {
+      input_.prefetch(i);
+      heads.inverse[i] = input_.slice().inverse[i];
+    }
+    if (heads.first == 0) order_weights<T>(run_, 0);
+    read_factors<T>(run_, &heads);
+    step_slice(behind_mean_, results_, heads, &numbers_);
+  }
+
   // Replaces the floats of one head, number `i` of its slice and `head` of the run, by their result.
   void norm_and_turn_head(int i, int64_t head, float *values) {
     if (head == 0 || run_.weight.head_stride != 0) order_weights<T>(run_, head);
     weigh(input_.slice().inverse + i, values);
     if (run_.bias.data != nullptr) add_bias(head, values);
-    if (is_turned_behind_) {
+    if (behind_mean_.is_turned) {
       const HeadBlock block = {reinterpret_cast<char *>(values), input_.stride()};
       step_heads<float, float, void>(run_, slice_of_block(head, 1, values, block.stride), block, true, &numbers_);
     }
@@ -236,8 +253,9 @@ class FloatStep {
 
   const StepRun<float> &run_;
   FloatInput<T> input_;
-  StepRun<float> results_;  // the values as they are, to the targets
-  bool is_turned_behind_;
+  StepRun<float> behind_mean_;  // norms, turns and multiplies the values less their mean
+  StepRun<float> results_;      // the values as they are, to the targets
+  bool is_direct_;
   StepNumbers<float> numbers_;  // of the rotation behind the norm
   float bias_[kMaxHeadDim];
 };

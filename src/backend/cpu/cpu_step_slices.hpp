@@ -332,6 +332,27 @@ __attribute__((noinline)) void step_through_block(const StepRun<float> &run, con
   step_to_all<Result>(results, slice_of_block(slice.first, slice.count, heads, run.channels), nullptr);
 }
 
+// Norms and turns the heads of a slice and multiplies them by their factors, and writes the results to all targets.
+template <typename T>
+void step_slice(const StepRun<float> &run, const StepRun<float> &results, const HeadSlice<T> &slice,
+                StepNumbers<T> *numbers) {
+  if (!goes_through_block(run)) {
+    step_to_all(run, slice, numbers);
+  } else if (!std::is_same_v<T, float> && run.code.rounds_before) {
+    step_through_block<T, T>(run, results, slice, numbers);
+  } else {
+    step_through_block<T, float>(run, results, slice, numbers);
+  }
+}
+
+// Reads the row factors of a slice of a run of T.
+template <typename T, typename U>
+void read_factors(const StepRun<float> &run, HeadSlice<U> *slice) {
+  for (int i = 0; run.factor.is_present() && i < slice->count; ++i) {
+    slice->factor[i] = factor_of<T, float>(run.factor, slice->first + i);
+  }
+}
+
 // Sums the squares of heads in their turned form, which is written only to a buffer of the first cache.
 template <typename T>
 void sum_turned_squares(const StepRun<float> &run, StepNumbers<T> *numbers, HeadSlice<T> *slice) {
@@ -378,8 +399,6 @@ void step_contiguous(const StepRun<float> &run) {
     for (float &of_head : slice.inverse) of_head = of_token;
   }
   if (has_weights_of_heads) max_heads = 1;
-  const bool is_through_block = goes_through_block(run),
-             is_rounded = !std::is_same_v<T, float> && run.code.rounds_before;
   const StepRun<float> results = run_of_results(run);
   for (int64_t first = 0; first < run.heads; first += max_heads) {
     take_heads(run, first, max_heads, whole, &slice);
@@ -390,16 +409,8 @@ void step_contiguous(const StepRun<float> &run) {
     } else if (is_of_token || !run.is_turned) {
       prefetch_next(run, slice);
     }
-    for (int i = 0; run.factor.is_present() && i < slice.count; ++i) {
-      slice.factor[i] = factor_of<T, float>(run.factor, first + i);
-    }
-    if (!is_through_block) {
-      step_to_all(run, slice, &numbers);
-    } else if (is_rounded) {
-      step_through_block<T, T>(run, results, slice, &numbers);
-    } else {
-      step_through_block<T, float>(run, results, slice, &numbers);
-    }
+    read_factors<T>(run, &slice);
+    step_slice(run, results, slice, &numbers);
   }
 }
 
