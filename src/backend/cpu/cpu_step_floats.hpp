@@ -207,7 +207,7 @@ class FloatStep {
     }
     if (heads.first == 0) order_weights<T>(run_, 0);
     read_factors<T>(run_, &heads);
-    step_slice(behind_mean_, goes_through_block(behind_mean_), results_, heads, &numbers_);
+    step_slice(behind_mean_, goes_through_block(behind_mean_) ? &results_ : nullptr, heads, &numbers_);
   }
 
   // Replaces the floats of one head, number `i` of its slice and `head` of the run, by their result.

@@ -333,15 +333,16 @@ __attribute__((noinline)) void step_through_block(const StepRun<float> &run, con
 }
 
 // Norms and turns the heads of a slice and multiplies them by their factors, and writes the results to all targets.
+// `results` is the run of the results if the run goes through a block, and otherwise NULL.
 template <typename T>
-ROPE_LOOP void step_slice(const StepRun<float> &run, bool is_through_block, const StepRun<float> &results,
-                          const HeadSlice<T> &slice, StepNumbers<T> *numbers) {
-  if (!is_through_block) {
+ROPE_LOOP void step_slice(const StepRun<float> &run, const StepRun<float> *results, const HeadSlice<T> &slice,
+                          StepNumbers<T> *numbers) {
+  if (results == nullptr) {
     step_to_all(run, slice, numbers);
   } else if (!std::is_same_v<T, float> && run.code.rounds_before) {
-    step_through_block<T, T>(run, results, slice, numbers);
+    step_through_block<T, T>(run, *results, slice, numbers);
   } else {
-    step_through_block<T, float>(run, results, slice, numbers);
+    step_through_block<T, float>(run, *results, slice, numbers);
   }
 }
 
@@ -399,8 +400,9 @@ void step_contiguous(const StepRun<float> &run) {
     for (float &of_head : slice.inverse) of_head = of_token;
   }
   if (has_weights_of_heads) max_heads = 1;
+  StepRun<float> results;
   const bool is_through_block = goes_through_block(run);
-  const StepRun<float> results = run_of_results(run);
+  if (is_through_block) results = run_of_results(run);
   for (int64_t first = 0; first < run.heads; first += max_heads) {
     take_heads(run, first, max_heads, whole, &slice);
     if (first == 0 || has_weights_of_heads) order_weights<T>(run, first);
@@ -411,7 +413,7 @@ void step_contiguous(const StepRun<float> &run) {
       prefetch_next(run, slice);
     }
     read_factors<T>(run, &slice);
-    step_slice(run, is_through_block, results, slice, &numbers);
+    step_slice(run, is_through_block ? &results : nullptr, slice, &numbers);
   }
 }
 
