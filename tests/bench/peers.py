@@ -1417,10 +1417,8 @@ def measure(workload, implementation, copy):
 # ---- Results ----
 
 
-def rows_from_c(path, workload, cases):
+def rows_from_c(measured, workload, cases):
     """The results of rope-bench, which ran in a process of its own, for the variants of a workload."""
-    with open(path, encoding="utf-8") as file:
-        measured = {row["name"]: row for row in json.load(file)["cases"]}
     rows = []
     for name in variants_of(workload, cases):
         row = measured.get(name)
@@ -1490,8 +1488,7 @@ def run_workload(name, cases, library, copy, options):
             torch.cuda.empty_cache()
         if row.get("message") != OTHER_CASE:
             rows.append(row)
-    if options.rope_bench:
-        rows += rows_from_c(options.rope_bench, name, cases)
+    rows += rows_from_c(options.from_c, name, cases)
     return {"workload": name, "class": case["class"], "rows": rows}
 
 
@@ -1500,7 +1497,7 @@ def main():
     parser.add_argument("--library", default=os.path.join(HERE, "..", "..", "build", "librope.so"))
     parser.add_argument("--case", action="append", default=[])
     parser.add_argument("--json")
-    parser.add_argument("--rope-bench")
+    parser.add_argument("--rope-bench", help="the JSON of rope-bench, whose results become rows")
     parser.add_argument("--commit", default=os.environ.get("ROPE_BENCH_COMMIT", ""))
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--list", action="store_true")
@@ -1515,6 +1512,10 @@ def main():
     if options.device == "cpu" and not options.tiny:
         print("no GPU: only --tiny runs here", file=sys.stderr)
         return 1
+    options.from_c = {}
+    if options.rope_bench:  # before the measurements, because it may be another file than the JSON of rope-bench
+        with open(options.rope_bench, encoding="utf-8") as file:
+            options.from_c = {row["name"]: row for row in json.load(file)["cases"]}
     library = Library(options.library)
     copy = Copy() if options.device == "cuda" else None
     document = {
