@@ -74,8 +74,8 @@ struct StepHeads {
   uint32_t window_units;  // units of a block that are turned: the first ones, unless pieces.is_window_last
   int units_of_thread;
   uint32_t turns;
-  uint32_t turns_that_prefetch;  // the first turns of a block, which prefetch what the next turn reads; 0 in kLong
-                                 // without codes
+  bool prefetches;        // each turn of a block prefetches the heads of the next one; false in kLong without codes
+  uint32_t angle_floats;  // of a token in shared memory, with the gaps between lanes
   uint32_t blocks_per_group;
   uint32_t tokens_ahead;  // distance, in tokens, at which positions and table rows are prefetched
   StepPieces pieces;

@@ -265,17 +265,24 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
       !shape_pieces(problem, channels, kLongStepVectorBytes, makes_codes ? kUnitsOfCodes : 1, plan)) {
     return false;
   }
-  const int resident_threads = makes_codes ? kStepCodesResidentThreads : kStepLongResidentThreads;
+  const int resident_threads =
+      makes_codes ? kStepCodesResidentThreads[step.has_norm && !has_windows] : kStepLongResidentThreads[step.has_norm];
   const uint32_t held_threads = static_cast<uint32_t>(device.multiprocessors * resident_threads);
   const int64_t units = saturated_product(problem.batches * problem.tokens, plan->units.per_token);
-  const uint32_t max_turns = kStepTuning.turns[step.has_norm] + (makes_codes ? 1 : 0);
+  const uint32_t max_turns = (makes_codes ? kStepTuning.code_turns : kStepTuning.turns)[step.has_norm];
   heads->turns = 1;
   while (heads->turns < max_turns && units / held_threads > heads->turns) ++heads->turns;
   // Norm and a table 111.3 us against 116.3 without prefetching (H100); but latent heads 700 against 630.
-  heads->turns_that_prefetch = makes_codes && !step.has_parts ? heads->turns - 1 : 0;
-  const auto number = static_cast<uint32_t>(sizeof(float)), of_token = 2 * pairs * number;  // a token's angles
+  heads->prefetches = makes_codes && !step.has_parts && heads->turns > 1;
+  // The angles of a lane, and its weights, lie together.
+  const auto of_vector = static_cast<uint32_t>(plan->vector_elements), number = static_cast<uint32_t>(sizeof(float));
+  const uint32_t of_lane = 2 * of_vector * static_cast<uint32_t>(has_windows ? 1 : heads->units_of_thread),
+                 weights_of_lane = has_windows ? of_vector : of_lane;
+  heads->angle_floats = 2 * pairs / of_lane * padded_lane(of_lane);
+  const uint32_t weights =
+      step.has_norm ? static_cast<uint32_t>(channels) / weights_of_lane * padded_lane(weights_of_lane) : 0;
   const int64_t batches = heads->is_flat ? 1 : problem.batches, tokens = problem.batches / batches * problem.tokens;
-  shape_long(tokens, kStepTuning.long_angle_bytes / of_token, kStepTuning.long_threads, plan);
+  shape_long(tokens, kStepTuning.long_angle_bytes / (2 * pairs * number), kStepTuning.long_threads, plan);
   const int64_t groups = (tokens - 1) / plan->tokens_per_block + 1;
   if (groups > kMaxGridX / heads->blocks_per_group || batches > kMaxGridY) return false;
   plan->grid_x = static_cast<uint32_t>(groups) * heads->blocks_per_group;
@@ -287,8 +294,7 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
     if (heads->pieces.piece[i].is_turned && of_block > most_tokens) most_tokens = of_block;
   }
   const uint32_t lost = plan->step.angles == StepAngles::kTable ? (most_tokens + 3) / 4 * 16 : 0;
-  const uint32_t weights = step.has_norm ? static_cast<uint32_t>(channels) * number : 0;
-  plan->shared_bytes = most_tokens * of_token + lost + weights;
+  plan->shared_bytes = (most_tokens * heads->angle_floats + weights) * number + lost;
   return true;
 }
 

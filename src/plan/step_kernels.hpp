@@ -5,7 +5,16 @@
 
 #include <stdint.h>
 
+#include "core/math/host_device.hpp"
+
 namespace rope {
+
+// Lanes read the angles and weights of long launches from shared memory, each lane consecutive numbers, four at a time.
+// If the places of neighbouring lanes are so far apart, eight lanes read from every bank at once. `numbers` is a multiple
+// of 8.
+ROPE_HOST_DEVICE constexpr uint32_t padded_lane(uint32_t numbers) {
+  return numbers + 4;
+}
 
 // Vectors of short launches have 8 bytes, those of long ones 16.
 enum class StepKernel {

@@ -36,6 +36,7 @@ struct StepPiece {
   bool has_codes() const { return has_code_out() || has_code_cache(); }
   bool has_words() const { return is_written != has_code_out() || is_cached() != has_code_cache(); }
   bool has_written_scales() const { return out_scales->is_present() || cache_scales->is_present(); }
+  const WrittenScales &written_scales() const { return out_scales->is_present() ? *out_scales : *cache_scales; }
   rope_dtype_t code_dtype() const { return has_code_out() ? out_dtype : cache.dtype; }
 };
 

@@ -27,13 +27,16 @@ constexpr int kFlatResidentThreads = 1536;  // for kFlatTable; also the size of 
 constexpr int kMaxStepThreads = 256;        // per block of the step's kernels, except kGeneral
 constexpr int kStepRowsResidentThreads = 1536;
 constexpr int kStepShortResidentThreads = 1536;  // of instances with a norm and codes
-constexpr int kStepLongResidentThreads = 1536;   // with a norm and rotation: 85.0 us against 86.5 with 1280
+// For kLong without a norm, and with one: rotation, cache 100.9 us, with 1536 103.1; norm, rotation 84.5, with 1280 85.5.
+constexpr int kStepLongResidentThreads[2] = {1280, 1536};
 // For kLongRows with codes, whose threads hold all values of a unit. RMS of a token 217.7 us; with 1024 and 512 threads
 // in a block 273.8, with 1280 and 640 241.9 (NVIDIA H100).
 constexpr int kStepRowCodesResidentThreads = 1152;
 // For long launches of heads that make codes: threads per block, and the threads that registers must suffice for.
 constexpr int kMaxLongCodesThreads = 128;
-constexpr int kStepCodesResidentThreads = 1024;  // norm, rotation 107.4 us; with 896 108.8, with 1152 108.6
+// Without a norm or with a window, and with a norm of heads without one: rotation, cache 90.8 us, with 1024 91.8; norm,
+// rotation, cache 82.4, with 896 83.6.
+constexpr int kStepCodesResidentThreads[2] = {896, 1024};
 constexpr int kStepScalesResidentThreads = 896;  // 126.0 us; with 640 149.5, with 768 128.6, with 1024 137.0
 constexpr int kStepAllCodesResidentThreads = 768;
 constexpr int kNormGradientResidentThreads[2] = {640, 640};  // for kNormGradientRows without sums, and with them
@@ -182,7 +185,8 @@ struct StepTuning {
   uint32_t short_threads;  // per block in larger launches
   uint32_t long_threads;
   uint32_t long_angle_bytes;          // for a block's tokens, if it holds several tokens at a time
-  uint32_t turns[2];                  // rounds per block of kLong, without and with a norm; with codes one more
+  uint32_t turns[2];                  // rounds per block of kLong, without and with a norm
+  uint32_t code_turns[2];             // with codes
   int64_t max_short_rows_vectors[2];  // without and with programmatic launch
   uint32_t rows_threads;
   int64_t general_heads;          // per block of kGeneral, if a block need not have all heads
@@ -204,8 +208,10 @@ constexpr StepTuning tuning_of_step() {
   tuning.short_threads = 256;      // 1241: 2.35 us against 2.73 with 128
   tuning.long_threads = 128;       // 88.7 us, with 256 90.2; at most kMaxLongCodesThreads
   tuning.long_angle_bytes = 4096;  // latent heads 83.4 us, 16384 96.1; with codes 421.4, 16384 452.0
-  tuning.turns[0] = 2;             // 164.7 us, three times 165.6; codes 77.1, three times 75.5
-  tuning.turns[1] = 3;             // 86.9 us, twice 87.9, four times 87.4; codes 100.3, four times 98.6
+  tuning.turns[0] = 2;             // 164.7 us, three times 165.6
+  tuning.turns[1] = 3;             // 86.9 us, twice 87.9, four times 87.4
+  tuning.code_turns[0] = 2;        // 73.3 us, three times 73.5; written scales 88.3, three times 93.8
+  tuning.code_turns[1] = 4;        // 81.0 us, three times 81.9, five times 95.1
   tuning.max_short_rows_vectors[0] = 300;
   tuning.max_short_rows_vectors[1] = 100;
   tuning.rows_threads = 128;

@@ -553,10 +553,10 @@ TEST_CASE("long launches of heads in one part prefetch before each turn but the 
   };
   const rope::RopePlan plan = plan_of(kCodeWorks[0], 16384, false);
   CHECK(plan.heads.turns > 1);
-  CHECK(plan.heads.turns_that_prefetch == plan.heads.turns - 1);
-  CHECK(plan_of(kCodeWorks[0], 512, false).heads.turns_that_prefetch == 0);
-  CHECK(plan_of(kCodeWorks[0], 16384, true).heads.turns_that_prefetch == 0);
-  CHECK(plan_of(kWorks[0], 16384, false).heads.turns_that_prefetch == 0);
+  CHECK(plan.heads.prefetches);
+  CHECK(!plan_of(kCodeWorks[0], 512, false).heads.prefetches);
+  CHECK(!plan_of(kCodeWorks[0], 16384, true).heads.prefetches);
+  CHECK(!plan_of(kWorks[0], 16384, false).heads.prefetches);
 }
 
 // Backward of q and k through norms with a separate input, with `runs` runs for the sums of q's weights and of k's.
@@ -980,8 +980,11 @@ TEST_CASE("the plan of a step is a legal launch whose heads lie in one warp each
           blocks += mine.runs * mine.parts;
           if (scene.step.tensor[i].is_turned) most_tokens = std::max(most_tokens, mine.rows * of_plan.turns);
         }
-        const uint32_t weights = work.norm != 0 ? static_cast<uint32_t>(sizes.head_dim) * 4 : 0;
-        REQUIRE(plan.shared_bytes == most_tokens * turned * 4 + weights);
+        // 4 numbers are free behind those of each lane.
+        const auto V = static_cast<uint32_t>(plan.vector_elements), dim = static_cast<uint32_t>(sizes.head_dim);
+        const uint32_t of_lane = is_long_window || of_plan.units_of_thread == 1 ? 2 * V : 4 * V;
+        const uint32_t weights = work.norm != 0 ? dim + dim / (is_long_window ? V : of_lane) * 4 : 0;
+        REQUIRE(plan.shared_bytes == (most_tokens * (turned + turned / of_lane * 4) + weights) * 4);
         REQUIRE(blocks == of_plan.blocks_per_group);
         continue;
       }

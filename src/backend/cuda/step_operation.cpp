@@ -126,7 +126,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadPa
   params->position_batch_bytes =
       static_cast<int32_t>(problem.positions.batch_stride * integer_bytes(problem.positions.is_64_bit));
   params->turns = plan.heads.turns;
-  params->turns_that_prefetch = plan.heads.turns_that_prefetch;
+  params->angle_floats = plan.heads.angle_floats;
+  params->prefetches = plan.heads.prefetches;
   params->blocks_of_group = FastDivmod::by(plan.heads.blocks_per_group);
   params->by_pairs = FastDivmod::by(params->pairs);
   uint32_t wanted = kCountsPositions | kCountsPlaces;  // flags that some tensor must have
@@ -188,6 +189,11 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongTableP
       params->has_positions && params->num_tokens > ahead ? static_cast<uint32_t>(params->num_tokens - ahead) : 0;
 }
 
+// The channels that have one written scale, or all of them.
+int channels_of_group(const StepPiece &piece) {
+  return piece.has_written_scales() ? piece.channels / piece.written_scales().groups : piece.channels;
+}
+
 template <typename Params>
 void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Params> *params) {
   set_params(problem, plan, static_cast<Params *>(params));
@@ -205,11 +211,14 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
       codes->scale_head = scale_head_bytes(*piece.scale);
       codes->scale = piece.scale->data - heads * codes->scale_head;
     }
-    codes->cache_unit = static_cast<int32_t>(plan.vector_elements * cache_size(problem, piece.cache));
+    codes->cache_unit = static_cast<uint8_t>(plan.vector_elements * cache_size(problem, piece.cache));
     codes->out_head = static_cast<int32_t>(piece.out_stride[kHead]);
     codes->out = piece.out - heads * codes->out_head;
     codes->out_batch = piece.out_stride[kBatch];
     codes->out_token = static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, piece.out_stride));
+    const int of_thread = plan.heads.units_of_thread * plan.vector_elements, block = channels_of_group(piece);
+    codes->block_lanes_log2 = static_cast<uint8_t>(block == piece.channels ? 31 : step_lanes_log2(block, of_thread));
+    codes->half_block = static_cast<uint16_t>(block / 2);
     units += piece.heads << plan.heads.blocks[i].lanes_log2;
   }
 }
@@ -245,11 +254,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithScales<Par
     scales->out.row_stride[kToken] = token_stride_of(problem, plan.heads.is_flat, piece.out_scales->row_stride);
     params->factors[i] = make_factor(problem, plan.heads.is_flat, *piece.factor, piece.amax);
     if (piece.factor->is_f32) params->tensor[i].flags |= kHasWideFactor;
-    const WrittenScales &written = piece.out_scales->is_present() ? *piece.out_scales : *piece.cache_scales;
-    if (written.is_present()) {
-      const int of_thread = plan.heads.units_of_thread * plan.vector_elements;
-      scales->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(piece.channels / written.groups, of_thread));
-    }
+    const int of_thread = plan.heads.units_of_thread * plan.vector_elements;
+    scales->lanes_log2 = static_cast<uint32_t>(step_lanes_log2(channels_of_group(piece), of_thread));
   }
 }
 

@@ -7,26 +7,58 @@
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/table_rows.cuh"
 #include "backend/cuda/kernels/unit_rotation.cuh"
+#include "plan/step_kernels.hpp"
 
 namespace rope {
 
-// The cosines of a token's pairs in shared memory, followed by the sines. Both are spread if V is 8 and the style HALF.
+// The place of number i of n in shared memory if each lane has kRuns runs of kLength numbers, n / kRuns apart. A lane's
+// numbers lie together, at constant distances from the first.
+template <int kRuns, int kLength, int kStride>
+__device__ __forceinline__ uint32_t place_in_lane(uint32_t i, uint32_t n) {
+  const uint32_t run = n / kRuns;
+  uint32_t number = 0;
+#pragma unroll
+  for (uint32_t of_run = 1; of_run < kRuns; ++of_run) number += i >= of_run * run;
+  i -= number * run;
+  return i / kLength * kStride + i % kLength + number * kLength;
+}
+
+// The cosines of a token's pairs in shared memory, followed by the sines.
 template <int V, bool IsInterleaved>
 struct SharedAngles {
   const float *cos_of_unit;
   uint32_t pairs;
   uint32_t to_sin;
 
-  static constexpr bool kAreSpread = V > 4 && !IsInterleaved;
-  static __device__ __forceinline__ uint32_t first_of(uint32_t unit) {
-    return unit * (IsInterleaved ? V / 2 : kAreSpread ? 4 : V);
-  }
+  static __device__ __forceinline__ uint32_t first_of(uint32_t unit) { return unit * (IsInterleaved ? V / 2 : V); }
 
   // Turns N pairs: those of the unit's second vector, or those from its pair `first` on.
   template <int N>
   __device__ __forceinline__ void turn(bool is_high, int first, float *x, float *y, int distance) const {
-    const float *const cos = cos_of_unit + (is_high ? pairs / 2 : 0) + first / 4 * (pairs / 2) + first % 4;
+    const float *const cos = cos_of_unit + (is_high ? pairs / 2 : 0) + first;
     rotate_by_run<N>(x, y, distance, cos, cos + to_sin);
+  }
+};
+
+// The angles of a token's pairs in shared memory, those of a lane with kUnits units together: first the cosines, then
+// the sines.
+template <int V, bool IsInterleaved, int kUnits>
+struct LaneAngles {
+  using R = Runs<V, IsInterleaved>;
+  static constexpr uint32_t kPairs = kUnits * V, kStride = padded_lane(2 * kPairs);
+
+  const float *cos_of_unit;
+
+  // The place of a cosine. Its sine is kPairs behind it.
+  static __device__ __forceinline__ uint32_t place_of(uint32_t pair, uint32_t pairs) {
+    return place_in_lane<kUnits * R::kCount, R::kLength, kStride>(pair, pairs);
+  }
+
+  // Does the work of SharedAngles::turn.
+  template <int N>
+  __device__ __forceinline__ void turn(bool is_high, int first, float *x, float *y, int distance) const {
+    const float *const cos = cos_of_unit + (is_high ? kUnits * R::kLength : 0) + first;
+    rotate_by_run<N>(x, y, distance, cos, cos + kPairs);
   }
 };
 

@@ -11,7 +11,8 @@
 //          3   96 … 103  104 … 111  112 … 119  120 … 127
 //
 // Vectors 0 and 2 are one unit, 1 and 3 the other. Instructions limit the speed of these launches, and a thread finds
-// its place, the sum of a norm and the scale of a group once for both units.
+// its place, the sum of a norm and the scale of a group once for both units. Channels beside a window are one block, or
+// one for each written scale: vectors of neighbouring lanes are neighbours in memory, the more the longer a block is.
 //
 // HasWindow is for normed heads with a window that is turned, in 16 bits or as codes. They are cut into blocks of its
 // size. Vectors 0 and 2 are a unit of a block in the half of the head that has the window. Vectors 1 and 3 are the unit
@@ -43,22 +44,20 @@ constexpr int kVectorsOfCodes = 4;  // vectors of a thread
 // Returns in each lane of a head the sum over the head, from the sums of its vectors, by the tree of norms in the order
 // of channels. All lanes of the warp take part. With a power of two of lanes, each exchange halves the vectors of a
 // lane.
-__device__ __forceinline__ float sum_over_quarters(uint32_t quarter, uint32_t lanes_log2, uint32_t number,
+__device__ __forceinline__ float sum_over_quarters(uint32_t quarter, uint32_t lanes_log2, uint32_t thread,
                                                    const float (&of_vector)[kVectorsOfCodes]) {
   if ((quarter & (quarter - 1)) == 0) {
-    const bool is_odd = (number & 1u) != 0, is_upper = (number & 2u) != 0;
+    const bool is_odd = (thread & 1u) != 0, is_upper = (thread & 2u) != 0;
     const float first = add_exchanged(of_vector[0], of_vector[2], is_odd, 1),
                 second = add_exchanged(of_vector[1], of_vector[3], is_odd, 1);
     if (quarter == 2) return add_lane(add_rounded(first, second), 1);
     float sum = add_exchanged(first, second, is_upper, 2);
-    if (quarter > 4) {
-      sum = add_lane(sum, 4);
-      if (quarter > 8) sum = add_lane(sum, 8);
-      if (quarter > 16) sum = add_lane(sum, 16);
-    }
+#pragma unroll 1
+    for (uint32_t distance = 4; distance < quarter; distance *= 2) sum = add_lane(sum, distance);
     return add_lane(add_lane(sum, 2), 1);
   }
   // Each lane receives four sums that are neighbours in the tree. Lanes behind the last vector have 0.
+  const uint32_t number = thread & ((1u << lanes_log2) - 1);
   float moved[kVectorsOfCodes] = {};
 #pragma unroll
   for (uint32_t i = 0; i < kVectorsOfCodes; ++i) {
@@ -93,8 +92,8 @@ __device__ __forceinline__ float sum_over_blocks(uint32_t window_lanes, uint32_t
   return add_lane(sum, 1);
 }
 
-constexpr int codes_resident_threads(StepCodes codes) {
-  return codes == StepCodes::kStatic   ? kStepCodesResidentThreads
+constexpr int codes_resident_threads(StepCodes codes, bool is_whole_norm) {
+  return codes == StepCodes::kStatic   ? kStepCodesResidentThreads[is_whole_norm]
          : codes == StepCodes::kScales ? kStepScalesResidentThreads
                                        : kStepAllCodesResidentThreads;
 }
@@ -105,13 +104,16 @@ constexpr int codes_resident_threads(StepCodes codes) {
 template <typename T, int V, bool IsInterleaved, bool IsNormed, StepCodes kCodes, StepAngles kAngles,
           bool HasWindow = false>
 __global__ void __launch_bounds__(kMaxLongCodesThreads,
-                                  min_blocks_per_multiprocessor(codes_resident_threads(kCodes), kMaxLongCodesThreads))
+                                  min_blocks_per_multiprocessor(codes_resident_threads(kCodes, IsNormed && !HasWindow),
+                                                                kMaxLongCodesThreads))
     step_codes_kernel(const __grid_constant__ StepCodesParams<kCodes, kAngles, HasWindow> params) {
   constexpr bool kHasScales = kCodes != StepCodes::kStatic, kHasAll = kCodes == StepCodes::kAll;
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   // The others would take up to 14 % longer for a few tokens.
   constexpr bool kPrefetches = IsNormed || !kHasScales;
-  using Angles = SharedAngles<V, IsInterleaved>;
+  constexpr int kUnits = HasWindow ? 1 : 2;  // units of a thread that are turned
+  using Angles = LaneAngles<V, IsInterleaved, kUnits>;
+  using Weights = LaneWeights<V, HasWindow ? 1 : kVectorsOfCodes>;
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   float *const cos = reinterpret_cast<float *>(shared);
@@ -120,9 +122,8 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   const uint32_t index = place.index;
   const StepLongTensor &tensor = params.tensor[index];
   const StepHeadCodes &codes = params.codes[index];
-  const uint32_t rows = tensor.rows, turns = params.turns;
+  const uint32_t rows = tensor.rows;
   const uint32_t quarter = params.units_per_block / 2;  // lanes of a head that is one block or has a window
-  const auto block_bits = static_cast<uint32_t>(static_cast<int32_t>(params.block_mask) >> 1);
   const uint32_t lanes_log2 = IsNormed ? params.lanes_log2 : tensor.lanes_log2;
   const uint32_t head = place.thread >> lanes_log2, number = place.thread & ((1u << lanes_log2) - 1);
   const bool has_units = number < (IsNormed ? params.units_per_block : tensor.units) / 2;
@@ -136,20 +137,30 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   }
   const uint32_t vector = HasWindow  ? number + (number & params.block_mask)
                           : IsNormed ? number
-                                     : number + 3 * (number & block_bits);
-  // The distance from the first of a thread's vectors to vector i, in elements of some size.
-  const auto distance_to = [&](int i, int32_t size) -> int32_t {
-    if constexpr (HasWindow) return (i / 2 * static_cast<int32_t>(params.pairs) + i % 2 * params.to_other) * size;
-    return i * (static_cast<int32_t>(params.pairs / 2) * size);
+                                     : number + 3 * (number >> codes.block_lanes_log2 << codes.block_lanes_log2);
+  // Calls visit(i, address) for each of a thread's vectors, from the address of the first and the size of an element.
+  const auto half = IsNormed ? static_cast<int32_t>(params.pairs) : int32_t{codes.half_block};
+  const auto for_vectors = [&](auto *address, int32_t size, const auto &visit) {
+#pragma unroll
+    for (int i = 0; i < kVectorsOfCodes; ++i) {
+      if constexpr (HasWindow) {
+        visit(i, address + (i / 2 * half + i % 2 * params.to_other) * size);
+      } else {
+        visit(i, address);
+        address += static_cast<uint32_t>(half * size >> 1);
+      }
+    }
   };
   uint32_t token = place.first_token + place.row;
 
-  constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
-  const char *in = step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), vector, kVectorBytes) +
-                   blockIdx.y * tensor.batch;
+  constexpr int32_t kElementBytes = sizeof(T), kVectorBytes = V * kElementBytes;
+  uint64_t in = to_global(step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), vector, kVectorBytes) +
+                          blockIdx.y * tensor.batch);
   const bool has_out = (tensor.flags & kHasOut) != 0, has_cache = tensor.cache != nullptr;
   const bool is_code_out = (tensor.flags & kHasCodeOut) != 0, is_code_cache = (tensor.flags & kHasCodeCache) != 0;
   char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), vector, codes.cache_unit));
+  const char *code_out = step(step(step(codes.out, head, codes.out_head), token, codes.out_token), vector, V) +
+                         blockIdx.y * codes.out_batch;
   const bool is_changed = (IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0;
   wait_for_previous_launch();
 
@@ -157,10 +168,8 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   LoadedInteger slot = {};
   Vector<T, V> vectors[kVectorsOfCodes] = {};
   const auto load_vectors = [&] {
-#pragma unroll
-    for (int i = 0; i < kVectorsOfCodes; ++i) {
-      vectors[i] = load_vector<Vector<T, V>>(in + distance_to(i, sizeof(T)));
-    }
+    for_vectors(from_global(in), kElementBytes,
+                [&](int i, const char *from) { vectors[i] = load_vector<Vector<T, V>>(from); });
   };
   const auto load = [&] {
     if (has_cache && token < params.slots.cached_tokens) {
@@ -177,48 +186,42 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
     factor = *reinterpret_cast<const float *>(step(codes.scale, head, codes.scale_head));
   }
 
-  const uint32_t tokens = rows * turns;
-  float *const behind_angles = cos + (kIsTurned ? tokens * (2 * params.pairs) : 0);
+  const uint32_t tokens = rows * params.turns, end = place.first_token + tokens;
+  float *const behind_angles = cos + (kIsTurned ? tokens * params.angle_floats : 0);
   uint32_t *const lost = reinterpret_cast<uint32_t *>(behind_angles);
   float *const shared_weights = behind_angles + (kAngles == StepAngles::kTable ? (tokens + 3) / 4 * 4 : 0);
   if (is_changed) {
     if constexpr (kIsTurned) {
-      share_angles<kAngles, kHasAll, Angles::kAreSpread>(params, tensor, place.first_token, place.part, cos, lost);
+      share_angles<Angles, kAngles, kHasAll>(params, tensor, place.first_token, place.part, cos, lost);
     }
-    if constexpr (IsNormed) share_weights<T, V>(params, tensor, shared_weights);
+    if constexpr (IsNormed) share_weights<Weights, T, V>(params, tensor, shared_weights);
     if constexpr (kAngles == StepAngles::kTable) wait_for_copies<0>();
     __syncthreads();
   }
   const uint32_t read_unit = number < quarter ? number : 0;  // idle lanes compute too
-  const float *angles = cos + place.row * (2 * params.pairs) +
-                        Angles::first_of(!HasWindow        ? read_unit
-                                         : has_window_unit ? in_window
-                                                           : 0);
-  const auto angles_of = [&](uint32_t unit) {
-    return Angles{angles + unit * Angles::first_of(quarter), params.pairs, params.pairs};
-  };
+  const uint32_t of_angles = !HasWindow ? read_unit : has_window_unit ? in_window : 0;
+  const float *angles = cos + place.row * params.angle_floats + of_angles * Angles::kStride;
+  const auto angles_of = [&](uint32_t unit) { return Angles{angles + unit * Angles::R::kLength}; };
+  const uint32_t of_weights = keep(static_cast<uint32_t>(shared_weights - cos) + read_unit * Weights::kStride);
   const auto weights_of = [&](uint32_t unit) {
-    constexpr int32_t kStride = V > 4 ? 4 : V;
     if constexpr (HasWindow) {
       const auto of_unit = static_cast<int32_t>(vector) + static_cast<int32_t>(unit) * (params.to_other / V) +
                            (params.to_other < 0 ? static_cast<int32_t>(2 * quarter) : 0);
-      return SharedWeights<V>{shared_weights + of_unit * kStride, params.units_per_block * V,
-                              params.pairs / V * kStride};
+      return Weights{shared_weights + of_unit * static_cast<int32_t>(Weights::kStride),
+                     params.pairs / V * Weights::kStride};
     }
-    return SharedWeights<V>{shared_weights + (read_unit + unit * quarter) * kStride, params.pairs,
-                            V > 4 ? params.pairs / 2 : params.pairs};
+    return Weights{cos + of_weights + unit * V, 2 * V};
   };
   factor = code_factor(factor, params.scale_multiplies != 0);
 
-  const auto store_vectors = [&](bool as_codes, char *to) {
-#pragma unroll
-    for (int i = 0; i < kVectorsOfCodes; ++i) {
+  const auto store_vectors = [&](bool as_codes, char *first) {
+    for_vectors(first, as_codes ? 1 : kElementBytes, [&](int i, char *to) {
       if (as_codes) {
-        store_code_half(to + distance_to(i, 1), vectors[i]);
+        store_code_half(to, vectors[i]);
       } else {
-        store_vector(to + distance_to(i, sizeof(T)), vectors[i]);
+        store_vector(to, vectors[i]);
       }
-    }
+    });
   };
   const auto store_scale = [&](const WrittenScales &scales, int64_t scales_row, uint32_t bits) {
     if constexpr (kHasScales) {
@@ -228,6 +231,16 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
       }
     }
   };
+  // The lanes of a head prefetch the head of the next token into L2, each lane one of its own vectors, so that each 64
+  // bytes have one.
+  const auto prefetched = static_cast<int32_t>((half < 8 * V && !HasWindow ? 2 * number : number) % kVectorsOfCodes);
+  int32_t to_prefetched;
+  if constexpr (HasWindow) {
+    to_prefetched = (prefetched / 2 * half + prefetched % 2 * params.to_other) * kElementBytes;
+  } else {
+    to_prefetched = prefetched * (half * kElementBytes >> 1);
+  }
+  if constexpr (IsNormed) to_prefetched = static_cast<int32_t>(keep(static_cast<uint32_t>(to_prefetched)));
   uint32_t largest = 0;  // the bits of the largest magnitude that became a code
   // Stores the vectors to the destinations of words, or to those of codes with a scale of these bits. `magnitude` is
   // the largest of the thread's values.
@@ -237,10 +250,9 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
     if (has_out && as_codes == is_code_out) {
       char *out;
       if (as_codes) {
-        const char *const of_batch = codes.out + blockIdx.y * codes.out_batch;
-        out = const_cast<char *>(step(step(step(of_batch, token, codes.out_token), head, codes.out_head), vector, V));
+        out = const_cast<char *>(code_out);
       } else {
-        const char *const of_head = IsNormed ? in : step(in, head, tensor.head_shift);
+        const char *const of_head = IsNormed ? from_global(in) : step(from_global(in), head, tensor.head_shift);
         out = const_cast<char *>(step(of_head + tensor.in_to_out, token, tensor.token_shift));
         if constexpr (!IsNormed) out += blockIdx.y * tensor.batch_shift;
       }
@@ -272,12 +284,10 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
     }
   };
 #pragma unroll 1
-  for (uint32_t turn = 0;;) {
-    // The lanes of a head prefetch the head of the next token into L2, each lane one of its own vectors, so that each
-    // 64 bytes have one.
-    if (kPrefetches && turn < params.turns_that_prefetch && is_active && token + rows < params.num_tokens) {
-      const auto chosen = static_cast<int32_t>((quarter < 4 && !HasWindow ? 2 * number : number) % kVectorsOfCodes);
-      prefetch(step(in, rows, tensor.in_token) + distance_to(chosen, sizeof(T)));
+  for (;;) {
+    const uint64_t next = to_global(step(from_global(in), rows, tensor.in_token));
+    if (kPrefetches && params.prefetches && is_active && token + rows < end && token + rows < params.num_tokens) {
+      prefetch(from_global(next) + to_prefetched);
     }
     const bool has_codes = (tensor.flags & kHasCodes) != 0;
     const bool is_turned = kIsTurned && is_changed && has_window_unit &&
@@ -291,13 +301,15 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
       if (IsNormed && is_changed) {
         const float of_vector[] = {sum_of_squares<V>(values[0].low), sum_of_squares<V>(values[1].low),
                                    sum_of_squares<V>(values[0].high), sum_of_squares<V>(values[1].high)};
-        const float inverse = inverse_norm(params.norm, sum_over_quarters(quarter, lanes_log2, number, of_vector));
+        const float inverse =
+            inverse_norm(params.norm, sum_over_quarters(quarter, lanes_log2, place.thread, of_vector));
         for_units([&](uint32_t unit, UnitValues<T, V> *of_unit) {
           of_unit->template norm<kHasAll>(params.norm, inverse, weights_of(unit));
         });
       }
       if (is_turned) {
-        for_units([&](uint32_t unit, UnitValues<T, V> *of_unit) { of_unit->turn(angles_of(unit)); });
+        for_units(
+            [&](uint32_t unit, UnitValues<T, V> *of_unit) { of_unit->template turn<IsInterleaved>(angles_of(unit)); });
       }
       const StepHeadFactor &of_rows = params.factors[index];
       const bool has_factor = kHasAll && of_rows.data != nullptr;
@@ -346,7 +358,7 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
         if constexpr (HasWindow) {
           sum = sum_over_blocks(params.window_lanes, quarter, number, of_vector);
         } else {
-          sum = sum_over_quarters(quarter, lanes_log2, number, of_vector);
+          sum = sum_over_quarters(quarter, lanes_log2, place.thread, of_vector);
         }
         inverse = inverse_norm(params.norm, sum);
 #pragma unroll
@@ -358,20 +370,24 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
           change_unit<T, V, IsInterleaved, IsNormed, false, decltype(as)::value>(
               params.norm, inverse, weights_of(unit), is_changed, is_turned && (!HasWindow || unit == 0),
               angles_of(unit), factor, &vectors[unit], &vectors[unit + 2]);
+          // Without a barrier ptxas loads the angles of both units at once and spills registers.
+          if (!IsNormed && decltype(as)::value == UnitAs::kWords) __syncwarp();
         }
       };
       if (has_codes) {
         change(std::integral_constant<UnitAs, UnitAs::kCodes>());
-      } else if (is_changed) {
-        change(std::integral_constant<UnitAs, UnitAs::kWords>());
+        store(true, 0, 0);
+      } else {
+        if (is_changed) change(std::integral_constant<UnitAs, UnitAs::kWords>());
+        store(false, 0, 0);
       }
-      store(has_codes, 0, 0);
     }
-    if (++turn >= turns) break;
     token += rows;
+    if (token >= end) break;
     is_active = is_active && token < params.num_tokens;
-    in = step(in, rows, tensor.in_token);
-    angles += rows * (2 * params.pairs);
+    in = next;
+    code_out = step(code_out, rows, codes.out_token);
+    angles += rows * params.angle_floats;
     if (is_active) load();
   }
   if constexpr (kHasAll) {

@@ -178,28 +178,25 @@ __device__ __forceinline__ float sum_over_blocks(uint32_t of_window, uint32_t un
   return sum;
 }
 
-// The place of number i of n in shared memory. Threads with vectors of eight read two fours each. If all first fours
-// lie before all second ones, they read from every bank at once.
-template <bool HasEights>
-__device__ __forceinline__ uint32_t spread_fours(uint32_t i, uint32_t n) {
-  return HasEights ? i / 8 * 4 + i % 4 + i / 4 % 2 * (n / 2) : i;
-}
+// The weights of a head in shared memory, with the offset added, those of a lane's kVectors vectors together.
+template <int V, int kVectors>
+struct LaneWeights {
+  static constexpr uint32_t kStride = padded_lane(kVectors * V);
 
-// The weights of a head in shared memory, with the offset added, spread if V is 8.
-template <int V>
-struct SharedWeights {
   const float *of_unit;
-  uint32_t half;     // half of the head's channels
   uint32_t to_high;  // distance from the unit's first vector to its second
+
+  static __device__ __forceinline__ uint32_t place_of(uint32_t channel, uint32_t channels) {
+    return place_in_lane<kVectors, V, kStride>(channel, channels);
+  }
 
   template <int N>
   __device__ __forceinline__ void load(bool is_high, int first, float *weights) const {
     constexpr int kStep = N < 4 ? N : 4;
-    const float *const from = of_unit + (is_high ? to_high : 0);
+    const float *const from = of_unit + (is_high ? to_high : 0) + first;
 #pragma unroll
     for (int i = 0; i < N; i += kStep) {
-      const Vector<float, kStep> vector =
-          *reinterpret_cast<const Vector<float, kStep> *>(from + (first + i) / 4 * half + (first + i) % 4);
+      const Vector<float, kStep> vector = *reinterpret_cast<const Vector<float, kStep> *>(from + i);
       to_floats<float, kStep>(vector, weights + i);
     }
   }
@@ -332,8 +329,8 @@ struct UnitValues {
     }
   }
 
-  template <bool IsInterleaved>
-  __device__ __forceinline__ void turn(const SharedAngles<V, IsInterleaved> &angles) {
+  template <bool IsInterleaved, typename Angles>
+  __device__ __forceinline__ void turn(const Angles &angles) {
     if constexpr (IsInterleaved) {
       angles.template turn<V / 2>(false, 0, low, low + 1, 2);
       angles.template turn<V / 2>(true, 0, high, high + 1, 2);

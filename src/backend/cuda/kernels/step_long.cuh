@@ -34,19 +34,20 @@ namespace rope {
 // HasMore: roundings within the norm, several position axes, a page table.
 template <typename T, int V, bool IsInterleaved, bool IsNormed, bool HasMore, StepAngles kAngles>
 __global__ void __launch_bounds__(kMaxStepThreads,
-                                  min_blocks_per_multiprocessor(kStepLongResidentThreads, kMaxStepThreads))
+                                  min_blocks_per_multiprocessor(kStepLongResidentThreads[IsNormed], kMaxStepThreads))
     step_long_kernel(const __grid_constant__ StepLongParams<kAngles> params) {
   constexpr int32_t kVectorBytes = V * static_cast<int32_t>(sizeof(T));
   constexpr bool kIsTurned = kAngles != StepAngles::kNone;
   constexpr uint32_t kUsualUnits = 128 / (2 * V);
-  using Angles = SharedAngles<V, IsInterleaved>;
+  using Angles = LaneAngles<V, IsInterleaved, 1>;
+  using Weights = LaneWeights<V, 2>;
   begin_dependent_launch();
   extern __shared__ float4 shared[];
   float *const cos = reinterpret_cast<float *>(shared);
 
   const LongPlace<IsNormed> place(params);
   const StepLongTensor &tensor = params.tensor[place.index];
-  const uint32_t rows = tensor.rows, turns = params.turns;
+  const uint32_t rows = tensor.rows;
   const StepUnitOf<IsNormed> unit(params, tensor, place.thread);
   const uint32_t head = unit.head, number = unit.number;
   const bool is_present = place.has_row && head < tensor.heads && number < unit.units;
@@ -55,8 +56,6 @@ __global__ void __launch_bounds__(kMaxStepThreads,
                    blockIdx.y * tensor.batch;
   const bool has_out = (tensor.flags & kHasOut) != 0, has_cache = tensor.cache != nullptr;
   char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), unit.place, kVectorBytes));
-  const char *slot_address =
-      step(step(params.slots.data, token, params.slots.token_bytes), blockIdx.y, params.slots.batch_bytes);
   const bool is_changed = (IsNormed || kIsTurned) && (tensor.flags & kIsChanged) != 0;
   wait_for_previous_launch();
 
@@ -65,6 +64,8 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   Vector<T, V> low = {}, high = {};
   const auto load = [&] {
     if (has_cache && token < params.slots.cached_tokens) {
+      const char *const slot_address =
+          step(step(params.slots.data, token, params.slots.token_bytes), blockIdx.y, params.slots.batch_bytes);
       slot = HasMore ? load_slot(params.slots, slot_address, token & params.implicit_mask)
                      : load_step_integer(slot_address, params.slots.is_64_bit);
     }
@@ -74,22 +75,21 @@ __global__ void __launch_bounds__(kMaxStepThreads,
   // The first vectors arrive while the block computes its angles.
   if (is_active) load();
 
-  const uint32_t tokens = rows * turns;
-  float *const behind_angles = cos + (kIsTurned ? tokens * (2 * params.pairs) : 0);
+  const uint32_t tokens = rows * params.turns, end = place.first_token + tokens;
+  float *const behind_angles = cos + (kIsTurned ? tokens * params.angle_floats : 0);
   uint32_t *const lost = reinterpret_cast<uint32_t *>(behind_angles);
   float *const shared_weights = behind_angles + (kAngles == StepAngles::kTable ? (tokens + 3) / 4 * 4 : 0);
   if (is_changed) {
     if constexpr (kIsTurned) {
-      share_angles<kAngles, HasMore, Angles::kAreSpread>(params, tensor, place.first_token, place.part, cos, lost);
+      share_angles<Angles, kAngles, HasMore>(params, tensor, place.first_token, place.part, cos, lost);
     }
-    if constexpr (IsNormed) share_weights<T, V>(params, tensor, shared_weights);
+    if constexpr (IsNormed) share_weights<Weights, T, V>(params, tensor, shared_weights);
     if constexpr (kAngles == StepAngles::kTable) wait_for_copies<0>();
     __syncthreads();
   }
   const uint32_t read_unit = number < params.units_per_block ? number : 0;  // idle lanes compute, too
-  Angles angles = {cos + place.row * (2 * params.pairs) + Angles::first_of(read_unit), params.pairs, params.pairs};
-  const SharedWeights<V> weights = {shared_weights + read_unit * (V > 4 ? 4 : V), params.pairs,
-                                    V > 4 ? params.pairs / 2 : params.pairs};
+  Angles angles = {cos + place.row * params.angle_floats + read_unit * Angles::kStride};
+  const Weights weights = {cos + keep(static_cast<uint32_t>(shared_weights - cos) + read_unit * Weights::kStride), V};
   const auto store = [&] {
     if (!is_active) return;
     if (has_out) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kMaxStepThreads,
     }
   };
 #pragma unroll 1
-  for (uint32_t turn = 0;;) {
+  for (;;) {
     if (is_changed) {
       float inverse = 0.0f;
       if constexpr (IsNormed) {
@@ -123,12 +123,11 @@ __global__ void __launch_bounds__(kMaxStepThreads,
                                                                           is_turned, angles, 1.0f, &low, &high);
     }
     store();
-    if (++turn >= turns) break;
     token += rows;
+    if (token >= end) break;
     is_active = is_active && token < params.num_tokens;
     in = step(in, rows, tensor.in_token);
-    slot_address = step(slot_address, rows, params.slots.token_bytes);
-    angles.cos_of_unit += rows * (2 * params.pairs);
+    angles.cos_of_unit += rows * params.angle_floats;
     if (is_active) load();
   }
 }

@@ -63,11 +63,11 @@ struct LongPlace {
 // Writes the angles of a block's tokens, from `first` on, and for tables whether the tokens are lost. With a table it
 // prefetches data of later tokens: their positions, and the rows that follow, which are mostly theirs. Aligned rows are
 // copied asynchronously, four numbers at a time: the caller calls wait_for_copies before its barrier.
-template <StepAngles kAngles, bool HasLookups, bool AreSpread>
+template <typename Angles, StepAngles kAngles, bool HasLookups>
 __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &params, const StepLongTensor &tensor,
                                              uint32_t first, uint32_t part, float *cos, uint32_t *lost) {
-  constexpr bool kHasTable = kAngles == StepAngles::kTable;
-  const bool copies_fours = kHasTable && params.has_aligned_rows;
+  constexpr bool kHasTable = kAngles == StepAngles::kTable, kHasFours = Angles::R::kLength % 4 == 0;
+  const bool copies_fours = kHasTable && kHasFours && params.has_aligned_rows;
   const uint32_t numbers = tensor.rows * params.turns * params.pairs, run = copies_fours ? 4 : 1;
   const bool is_first = part == 0 && (tensor.flags & kCountsPositions) != 0;  // first block of these tokens
 #pragma unroll 1
@@ -85,7 +85,7 @@ __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &para
     }
     if (params.has_positions) position = load_step_integer(of_axis, params.has_wide_positions);
     const uint64_t index = finish_step_position(params, position);
-    float *const to = cos + row * (2 * params.pairs) + spread_fours<AreSpread>(pair, params.pairs);
+    float *const to = cos + row * params.angle_floats + Angles::place_of(pair, params.pairs);
     CosSin<float> angle = {};
     if constexpr (!kHasTable) {
       angle = compute_angle(params, index, through_memory(params.increments)[pair]);
@@ -108,19 +108,19 @@ __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &para
       }
       if (copies_fours) {
         copy_async(reinterpret_cast<Words<16> *>(to), entry.cos);
-        copy_async(reinterpret_cast<Words<16> *>(to + params.pairs), entry.sin);
+        copy_async(reinterpret_cast<Words<16> *>(to + Angles::kPairs), entry.sin);
         continue;
       }
       angle = entry.load(params);
     }
     to[0] = angle.cos;
-    to[params.pairs] = angle.sin;
+    to[Angles::kPairs] = angle.sin;
   }
   if constexpr (kHasTable) end_copy_group();
 }
 
 // Writes a tensor's weights with the offset added.
-template <typename T, int V>
+template <typename Weights, typename T, int V>
 __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, const StepLongTensor &tensor,
                                               float *weights) {
   constexpr int kFour = V < 4 ? V : 4;
@@ -136,7 +136,7 @@ __device__ __forceinline__ void share_weights(const StepLongHeadParams &params, 
     }
 #pragma unroll
     for (int j = 0; j < kFour; ++j) w[j] = add_rounded(w[j], tensor.weight_offset);
-    store_vector(reinterpret_cast<char *>(weights + spread_fours<(V > 4)>(i, channels)), from_floats<float, kFour>(w));
+    store_vector(reinterpret_cast<char *>(weights + Weights::place_of(i, channels)), from_floats<float, kFour>(w));
   }
 }
 

@@ -95,8 +95,11 @@ struct StepHeadTensor {
 struct StepHeadCodes {
   const char *scale;  // NULL: 1
   int32_t scale_head;
-  int32_t cache_unit;  // stride of units
-  char *out;           // replaces the address that in_to_out gives
+  uint8_t cache_unit;  // stride of units
+  // Long launches without a norm cut a piece into blocks of channels with one written scale, or not at all.
+  uint8_t block_lanes_log2;  // of a block if there are several, else 31
+  uint16_t half_block;       // in channels
+  char *out;                 // replaces the address that in_to_out gives
   int64_t out_batch;
   int32_t out_token;
   int32_t out_head;
@@ -226,7 +229,8 @@ struct StepLongHeadParams : StepHeadParams {
   uint32_t num_tokens;  // tokens of a batch
   int32_t position_batch_bytes;
   uint32_t turns;
-  uint32_t turns_that_prefetch;  // StepHeads'
+  uint32_t angle_floats;  // of a token in shared memory
+  bool prefetches;        // StepHeads'
   FastDivmod blocks_of_group;
   FastDivmod by_pairs;
   StepLongTensor tensor[kPieces];
