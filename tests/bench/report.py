@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the tables of times and demands from the JSON of rope-bench and of peers.py.
 
-usage: report.py FILE... [--also FILE] [--update | --check]
+usage: report.py FILE... [--also FILE]... [--update | --check]
 
-Each FILE names the program that wrote it. If several files are from one program, the last one with a case counts.
---also is a file of rope-bench on another GPU; its times are shown beside the first one's. The text is printed. With
+Each FILE names the program that wrote it. If several files are from one program, the last one with a case counts, and
+README.md of the repository has the machine and the date of the last one.
+--also files are of rope-bench on another GPU; their times are shown beside the first one's. The text is printed. With
 --update it is written between the two marker lines of README.md in this folder, and the rows of SUMMARY between those
 of the repository's README.md; --check fails if one of the two files has another text.
 """
@@ -54,11 +55,38 @@ ROWS = [
     ("|the same without", "rope/*/decode-*/table-f32/in-place"),
     ("|decode of 1, 8, 64, 256 tokens, computed angles, programmatic launch", "rope/*/decode-*/computed/in-place/pdl"),
     ("|the same without", "rope/*/decode-*/computed/in-place"),
+    ("decode: the rate of one call over that of separate ones", "step/beside/*/decode-*"),
+    ("prefill: the same", "step/beside/*"),
+    ("a step backward", "step/backward/*"),
+    ("rotation and cache, codes in the caches, computed angles", "step/rope-cache/codes-cache/*/computed/in-place"),
+    ("the same from an F32 table", "step/rope-cache/codes-cache/*/table-f32/in-place"),
+    ("codes of q too, computed angles", "step/rope-cache/codes-all/*/computed/out-of-place"),
+    ("the same from an F32 table", "step/rope-cache/codes-all/*/table-f32/out-of-place"),
+    ("norm, rotation and cache, codes of q too, computed angles",
+     "step/norm-rope-cache/codes-all/*/computed/out-of-place"),
+    ("the same from an F32 table", "step/norm-rope-cache/codes-all/*/table-f32/out-of-place"),
+    ("rotation and cache, codes with a written scale for each head", "step/none-rope-cache/codes-all/*/out-of-place"),
+    ("the same with a norm", "step/rms-rope-cache/codes-all/*/out-of-place"),
+    ("latent heads, codes", "step/latent/codes-all/*/out-of-place"),
+    ("latent heads in 16 bits, computed angles", "step/latent/*/computed/in-place"),
+    ("the same from an F32 table", "step/latent/*/table-f32/in-place"),
+    ("|rotation and cache of 1, 8, 64, 256 tokens, codes in the caches, programmatic launch",
+     "step/rope-cache/codes-cache/decode-*/computed/*"),
+    ("|the same from an F32 table", "step/rope-cache/codes-cache/decode-*/table-f32/*"),
+    ("|codes of q too", "step/rope-cache/codes-all/decode-*/computed/*"),
+    ("|the same from an F32 table", "step/rope-cache/codes-all/decode-*/table-f32/*"),
+    ("|norm, rotation and cache, codes of q too", "step/norm-rope-cache/codes-all/decode-*/computed/*"),
+    ("|the same from an F32 table", "step/norm-rope-cache/codes-all/decode-*/table-f32/*"),
+    ("|latent heads of 1, 8, 64, 256 tokens, codes", "step/latent/codes-all/decode-*/computed/*"),
+    ("|the same from an F32 table", "step/latent/codes-all/decode-*/table-f32/*"),
+    ("|latent heads in 16 bits", "step/latent/decode-*/computed/*"),
+    ("|the same from an F32 table", "step/latent/decode-*/table-f32/*"),
+    ("1 to 256 tokens with three position axes or a page table", "step/*/mrope/decode-*", "step/*/pages/decode-*"),
     ("norm and rotation in place, computed angles", "step/norm-rope/*/computed/in-place"),
     ("the same from an F32 table", "step/norm-rope/*/table-f32/in-place"),
     ("rotation and cache, computed angles", "step/rope-cache/*/computed/in-place"),
     ("the same from an F32 table", "step/rope-cache/*/table-f32/in-place"),
-    ("norm, rotation and cache, computed angles", "step/norm-rope-cache/*/computed/in-place"),
+    ("norm, rotation and cache, computed angles", "step/*-rope-cache/*/computed/*-place"),
     ("the same from an F32 table", "step/norm-rope-cache/*/table-f32/in-place"),
     ("k and v to a cache alone", "step/cache-alone/*/bf16"),
     ("|norm and rotation of 1, 8, 64, 256 tokens, programmatic launch", "step/norm-rope/decode-*/computed/*"),
@@ -69,8 +97,9 @@ ROWS = [
      "step/norm-rope-cache/decode-*/computed/*"),
     ("|the same from an F32 table", "step/norm-rope-cache/decode-*/table-f32/*"),
     ("|k and v of 1, 8, 64, 256 tokens to a cache alone, programmatic launch", "step/cache-alone/decode-*"),
-    ("decode: the rate of one call over that of separate ones", "step/beside/*/decode-*"),
-    ("prefill: the same", "step/beside/*"),
+    ("SwiGLU, other gates", "swiglu/gates/*"),
+    ("SwiGLU, experts", "swiglu/experts/*"),
+    ("SwiGLU, outputs of codes", "swiglu/codes/*"),
     ("SwiGLU, separate or packed", "swiglu/*/separate/*", "swiglu/*/packed/*", "swiglu/f32/f32"),
     ("SwiGLU, interleaved", "swiglu/*/interleaved/*"),
     ("SwiGLU, backward", "swiglu/*backward*"),
@@ -78,8 +107,11 @@ ROWS = [
     ("host time of a call above an empty launch", "host/*/call*"),
     ("creating a descriptor, warm", "host/*/create"),
     ("creating the first descriptor with a norm", "host/step/create-next"),
-    ("CPU, norm, rotation and cache, all cores, 64 MiB, of memcpy", "cpu/step/*/threads-all"),
     ("CPU, the rate of one call over that of separate ones", "cpu/step/beside/*"),
+    ("CPU, steps with codes in all outputs, all cores, of memcpy", "cpu/step/*/codes-all/*"),
+    ("CPU, a step backward", "cpu/step/backward/*"),
+    ("CPU, norm, rotation and cache, all cores, 64 MiB, of memcpy", "cpu/step/*/threads-all"),
+    ("CPU, SwiGLU to codes", "cpu/swiglu/codes/*"),
     ("CPU, all cores, 64 MiB, of memcpy", "cpu/*/threads-all"),
     ("CPU, decode of one token", "cpu/*/decode-*"),
 ]
@@ -123,8 +155,8 @@ SHARES = ("share", "scale-share", "separate-share")
 
 
 def read(paths):
-    """The last document of rope-bench, with cases by name, and the last of peers.py, with results by workload."""
-    bench, peers = {}, {}
+    """The documents of rope-bench, with cases by name, and those of peers.py, with results by workload."""
+    bench, peers = [], []
     cases, workloads = {}, {}
     for path in paths:
         with open(path, encoding="utf-8") as file:
@@ -132,10 +164,10 @@ def read(paths):
         if document.get("tiny"):
             sys.exit(f"report.py: {path} is of a --tiny run, whose times mean nothing")
         if document.get("program") == "rope-bench":
-            bench = document
+            bench.append(document)
             cases.update({row["name"]: row for row in document["cases"]})
         elif document.get("program") == "peers.py":
-            peers = document
+            peers.append(document)
             workloads.update({result["workload"]: result["rows"] for result in document["workloads"]})
         else:
             sys.exit(f"report.py: {path} is neither of rope-bench nor of peers.py")
@@ -217,13 +249,13 @@ def demands(cases, workloads):
     shown = set()
     for label, *globs in ROWS + [("others", "*")]:
         one_by_one = label.startswith("|")
-        judged = [row for name, row in cases.items()
-                  if "met" in row and name not in shown and any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
-        if not judged:
-            continue
-        shown.update(row["name"] for row in judged)
-        lines.append(f"| {label.strip('|')} | {demand_text(judged, one_by_one)} | {reached_text(judged, one_by_one)} | "
-                     f"{peers_text(judged, workloads, one_by_one)} |")
+        found = [row for name, row in cases.items()
+                 if "met" in row and name not in shown and any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+        shown.update(row["name"] for row in found)
+        for unit in dict.fromkeys(UNITS[row["demand"]["metric"]] for row in found):
+            judged = [row for row in found if UNITS[row["demand"]["metric"]] == unit]
+            lines.append(f"| {label.strip('|')} | {demand_text(judged, one_by_one)} | "
+                         f"{reached_text(judged, one_by_one)} | {peers_text(judged, workloads, one_by_one)} |")
     return lines if len(lines) > 2 else []
 
 
@@ -292,9 +324,8 @@ def peer_table(workloads):
 
 def heading(bench, also, peers):
     lines = []
-    for document, path in ((bench, "build/tests/bench/"), (also, "build/tests/bench/"), (peers, "tests/bench/")):
-        if not document:
-            continue
+    for document, path in ([(document, "build/tests/bench/") for document in bench + also]
+                           + [(document, "tests/bench/") for document in peers]):
         card = document.get("gpu")
         if isinstance(card, dict):
             version = f"CUDA {card['cuda_driver'] // 1000}.{card['cuda_driver'] % 1000 // 10}"
@@ -305,11 +336,12 @@ def heading(bench, also, peers):
     return ["Measured with", ""] + [f"- {line}" for line in lines]
 
 
-def render(paths, other_gpu):
+def render(paths, of_other_gpu):
     """The whole text, and the text for the repository's README.md."""
     bench, cases, peers, workloads = read(paths)
-    also, also_cases, _, _ = read([other_gpu] if other_gpu else [])
-    measured = [(document, rows) for document, rows in ((bench, cases), (also, also_cases)) if document.get("gpu")]
+    also, also_cases, _, _ = read(of_other_gpu)
+    measured = [(documents[-1], rows) for documents, rows in ((bench, cases), (also, also_cases))
+                if documents and documents[-1].get("gpu")]
     parts = [heading(bench, also, peers), times(measured, {name for _, name in TIMES}), demands(cases, workloads),
              misses(cases), peer_table(workloads)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n", "\n".join(summary_of(*measured)) + "\n"
@@ -326,7 +358,7 @@ def updated(path, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE")
-    parser.add_argument("--also", metavar="FILE")
+    parser.add_argument("--also", metavar="FILE", action="append", default=[])
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--update", action="store_true")
     action.add_argument("--check", action="store_true")
