@@ -10,8 +10,8 @@
 namespace rope {
 
 // Lanes read the angles and weights of long launches from shared memory, each lane consecutive numbers, four at a time.
-// If the places of neighbouring lanes are so far apart, eight lanes read from every bank at once. `numbers` is a multiple
-// of 8.
+// If the numbers of neighbouring lanes are so far apart, eight lanes read from every bank at once. `numbers` is a
+// multiple of 8.
 ROPE_HOST_DEVICE constexpr uint32_t padded_lane(uint32_t numbers) {
   return numbers + 4;
 }

@@ -27,7 +27,8 @@ constexpr int kFlatResidentThreads = 1536;  // for kFlatTable; also the size of 
 constexpr int kMaxStepThreads = 256;        // per block of the step's kernels, except kGeneral
 constexpr int kStepRowsResidentThreads = 1536;
 constexpr int kStepShortResidentThreads = 1536;  // of instances with a norm and codes
-// For kLong without a norm, and with one: rotation, cache 100.9 us, with 1536 103.1; norm, rotation 84.5, with 1280 85.5.
+// For kLong without a norm, and with one: rotation, cache 100.9 us, with 1536 103.1; norm, rotation 84.5, with 1280
+// 85.5.
 constexpr int kStepLongResidentThreads[2] = {1280, 1536};
 // For kLongRows with codes, whose threads hold all values of a unit. RMS of a token 217.7 us; with 1024 and 512 threads
 // in a block 273.8, with 1280 and 640 241.9 (NVIDIA H100).

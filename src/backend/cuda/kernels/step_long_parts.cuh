@@ -62,7 +62,8 @@ struct LongPlace {
 
 // Writes the angles of a block's tokens, from `first` on, and for tables whether the tokens are lost. With a table it
 // prefetches data of later tokens: their positions, and the rows that follow, which are mostly theirs. Aligned rows are
-// copied asynchronously, four numbers at a time: the caller calls wait_for_copies before its barrier.
+// copied asynchronously, four numbers at a time, if the pairs of a lane are fours: the caller calls wait_for_copies
+// before its barrier.
 template <typename Angles, StepAngles kAngles, bool HasLookups>
 __device__ __forceinline__ void share_angles(const StepLongParams<kAngles> &params, const StepLongTensor &tensor,
                                              uint32_t first, uint32_t part, float *cos, uint32_t *lost) {
