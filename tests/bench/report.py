@@ -4,8 +4,8 @@
 
 usage: report.py FILE... [--also FILE]... [--update | --check]
 
-Each FILE names the program that wrote it. If several files are from one program, the last one with a case counts, and
-README.md of the repository has the machine and the date of the last one.
+Each FILE names the program that wrote it. If several files are from one program, the last one with a case counts.
+README.md of the repository has the machine and the date of the first file of rope-bench.
 --also files are of rope-bench on another GPU; their times are shown beside the first one's. The text is printed. With
 --update it is written between the two marker lines of README.md in this folder, and the rows of SUMMARY between those
 of the repository's README.md; --check fails if one of the two files has another text.
@@ -34,6 +34,7 @@ ROWS = [
     ("RoPE, F32 tables, 604 MB", "rope/llama3-70b/prefill/bf16/table-f32/*"),
     ("RoPE, F32 tables, 168 MB", "rope/llama3-8b/prefill/bf16/table-f32/*"),
     ("RoPE, 16-bit tables", "rope/llama3-*/prefill/bf16/table-16/*", "rope/llama3-8b/rows-by-token/*"),
+    ("RoPE from tables, each operation rounded", "rope/llama3-70b/prefill-rounding-each/*"),
     ("RoPE, tables, one head a token", "rope/one-head/*/table-*"),
     ("RoPE, one head a token, computed angles", "rope/one-head/bf16/computed/*"),
     ("RoPE, F32 data, computed angles", "rope/r1/f32/computed/*", "rope/one-head/f32/computed/*",
@@ -84,9 +85,11 @@ ROWS = [
     ("1 to 256 tokens with three position axes or a page table", "step/*/mrope/decode-*", "step/*/pages/decode-*"),
     ("norm and rotation in place, computed angles", "step/norm-rope/*/computed/in-place"),
     ("the same from an F32 table", "step/norm-rope/*/table-f32/in-place"),
-    ("rotation and cache, computed angles", "step/rope-cache/*/computed/in-place"),
+    ("rotation and cache, computed angles", "step/rope-cache/*/computed/in-place",
+     "step/none-rope-cache/pages/*/computed/in-place"),
     ("the same from an F32 table", "step/rope-cache/*/table-f32/in-place"),
-    ("norm, rotation and cache, computed angles", "step/*-rope-cache/*/computed/*-place"),
+    ("norm, rotation and cache, computed angles", "step/norm-rope-cache/*/computed/in-place",
+     "step/rms-rope-cache/pages/*/computed/in-place"),
     ("the same from an F32 table", "step/norm-rope-cache/*/table-f32/in-place"),
     ("k and v to a cache alone", "step/cache-alone/*/bf16"),
     ("|norm and rotation of 1, 8, 64, 256 tokens, programmatic launch", "step/norm-rope/decode-*/computed/*"),
@@ -340,8 +343,8 @@ def render(paths, of_other_gpu):
     """The whole text, and the text for the repository's README.md."""
     bench, cases, peers, workloads = read(paths)
     also, also_cases, _, _ = read(of_other_gpu)
-    measured = [(documents[-1], rows) for documents, rows in ((bench, cases), (also, also_cases))
-                if documents and documents[-1].get("gpu")]
+    measured = [(documents[0], rows) for documents, rows in ((bench, cases), (also, also_cases))
+                if documents and documents[0].get("gpu")]
     parts = [heading(bench, also, peers), times(measured, {name for _, name in TIMES}), demands(cases, workloads),
              misses(cases), peer_table(workloads)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n", "\n".join(summary_of(*measured)) + "\n"

@@ -216,9 +216,11 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
     codes->out = piece.out - heads * codes->out_head;
     codes->out_batch = piece.out_stride[kBatch];
     codes->out_token = static_cast<int32_t>(token_stride_of(problem, plan.heads.is_flat, piece.out_stride));
-    const int of_thread = plan.heads.units_of_thread * plan.vector_elements, block = channels_of_group(piece);
-    codes->block_lanes_log2 = static_cast<uint8_t>(block == piece.channels ? 31 : step_lanes_log2(block, of_thread));
-    codes->half_block = static_cast<uint16_t>(block / 2);
+    if (!is_short) {
+      const int of_thread = plan.heads.units_of_thread * plan.vector_elements, block = channels_of_group(piece);
+      codes->block_lanes_log2 = static_cast<uint8_t>(block == piece.channels ? 31 : step_lanes_log2(block, of_thread));
+      codes->half_block = static_cast<uint16_t>(block / 2);
+    }
     units += piece.heads << plan.heads.blocks[i].lanes_log2;
   }
 }

@@ -17,25 +17,8 @@ __device__ __forceinline__ const char *step(const char *address, uint32_t number
   return address + product;
 }
 
-// An address of global memory as a number, and the pointer to it. A pointer that a loop both loads from and prefetches
-// would occupy four registers: one copy for loads, and one for the prefetch, which is no instruction of the language.
-__device__ __forceinline__ uint64_t to_global(const char *address) {
-#if defined(__CUDA_ARCH__)
-  return __cvta_generic_to_global(address);
-#else
-  return reinterpret_cast<uint64_t>(address);
-#endif
-}
-
-__device__ __forceinline__ char *from_global(uint64_t address) {
-#if defined(__CUDA_ARCH__)
-  return static_cast<char *>(__cvta_global_to_generic(address));
-#else
-  return reinterpret_cast<char *>(address);
-#endif
-}
-
-// Returns a number that the compiler keeps in a register. It computes others again where they are used.
+// Returns the number unchanged. After that the compiler neither computes it again nor reuses results that it made of it
+// before.
 __device__ __forceinline__ uint32_t keep(uint32_t number) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+r"(number));

@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   uint32_t token = place.first_token + place.row;
 
   constexpr int32_t kElementBytes = sizeof(T), kVectorBytes = V * kElementBytes;
-  uint64_t in = to_global(step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), vector, kVectorBytes) +
-                          blockIdx.y * tensor.batch);
+  const char *in = step(step(step(tensor.in, head, tensor.head), token, tensor.in_token), vector, kVectorBytes) +
+                   blockIdx.y * tensor.batch;
   const bool has_out = (tensor.flags & kHasOut) != 0, has_cache = tensor.cache != nullptr;
   const bool is_code_out = (tensor.flags & kHasCodeOut) != 0, is_code_cache = (tensor.flags & kHasCodeCache) != 0;
   char *const cache = const_cast<char *>(step(step(tensor.cache, head, tensor.cache_head), vector, codes.cache_unit));
@@ -168,8 +168,7 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   LoadedInteger slot = {};
   Vector<T, V> vectors[kVectorsOfCodes] = {};
   const auto load_vectors = [&] {
-    for_vectors(from_global(in), kElementBytes,
-                [&](int i, const char *from) { vectors[i] = load_vector<Vector<T, V>>(from); });
+    for_vectors(in, kElementBytes, [&](int i, const char *from) { vectors[i] = load_vector<Vector<T, V>>(from); });
   };
   const auto load = [&] {
     if (has_cache && token < params.slots.cached_tokens) {
@@ -252,7 +251,7 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
       if (as_codes) {
         out = const_cast<char *>(code_out);
       } else {
-        const char *const of_head = IsNormed ? from_global(in) : step(from_global(in), head, tensor.head_shift);
+        const char *const of_head = IsNormed ? in : step(in, head, tensor.head_shift);
         out = const_cast<char *>(step(of_head + tensor.in_to_out, token, tensor.token_shift));
         if constexpr (!IsNormed) out += blockIdx.y * tensor.batch_shift;
       }
@@ -285,9 +284,9 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
   };
 #pragma unroll 1
   for (;;) {
-    const uint64_t next = to_global(step(from_global(in), rows, tensor.in_token));
+    const char *const next = step(in, rows, tensor.in_token);
     if (kPrefetches && params.prefetches && is_active && token + rows < end && token + rows < params.num_tokens) {
-      prefetch(from_global(next) + to_prefetched);
+      prefetch(next + to_prefetched);
     }
     const bool has_codes = (tensor.flags & kHasCodes) != 0;
     const bool is_turned = kIsTurned && is_changed && has_window_unit &&

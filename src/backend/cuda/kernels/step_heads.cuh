@@ -50,10 +50,8 @@ __device__ __forceinline__ void from_some_floats(const float *floats, int first,
 // between.
 template <int Bytes>
 __device__ __forceinline__ void forget_floats(Words<Bytes> *vector) {
-#if defined(__CUDA_ARCH__)
 #pragma unroll
-  for (int i = 0; i < Bytes / 4; ++i) asm volatile("" : "+r"(vector->word[i]));
-#endif
+  for (int i = 0; i < Bytes / 4; ++i) vector->word[i] = keep(vector->word[i]);
 }
 
 // N neighbouring numbers of weights or of a bias. They are wide if they are F32.
