@@ -5,6 +5,7 @@
 #include "core/problem/descriptor_checks.hpp"
 #include "core/problem/import.hpp"
 #include "core/problem/step_problem.hpp"
+#include "core/problem/table_problem.hpp"
 #include "plan/explain.hpp"
 
 namespace rope {

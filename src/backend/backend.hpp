@@ -4,6 +4,7 @@
 
 #include "core/problem/rope_problem.hpp"
 #include "core/problem/swiglu_problem.hpp"
+#include "core/problem/table_problem.hpp"
 #include "plan/device_info.hpp"
 #include "plan/rope_plan.hpp"
 #include "plan/swiglu_plan.hpp"

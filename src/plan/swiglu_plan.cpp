@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// swiglu_plan.cpp - vector width and grid of a SwiGLU call
+// swiglu_plan.cpp - vector width and grid of a SwiGLU call; swiglu_codes_plan.cpp has those of outputs of codes
 #include "plan/swiglu_plan.hpp"
 
 #include "core/problem/view.hpp"
 #include "plan/launch_shape.hpp"
+#include "plan/swiglu_plan_parts.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
@@ -114,7 +115,9 @@ bool has_row_per_vector(const SwigluProblem &problem) {
          problem.expert_index_stride[last] == 0 && problem.expert_row_index_stride[last] == 0;
 }
 
-int choose_vector_elements(const SwigluProblem &problem) {
+}  // namespace
+
+int choose_swiglu_vector(const SwigluProblem &problem) {
   // A vector has one row and one factor.
   if (problem.grad_row_scale == nullptr && !has_row_per_vector(problem)) return 1;
   const VectorLimits limits = limits_of(problem, GateUpLayout::kSeparate, GateUpLayout::kSeparate);
@@ -122,6 +125,41 @@ int choose_vector_elements(const SwigluProblem &problem) {
   if (limits.bytes.value() < kMaxVectorBytes / 2) return 1;
   return static_cast<int>(limits.bytes.value() / dtype_size(problem.dtype));
 }
+
+rope_status_t set_swiglu_grid(const char *function, int64_t num_blocks, SwigluPlan *plan) {
+  const int64_t grid_y = (num_blocks - 1) / kMaxGridX + 1;
+  if (grid_y > kMaxGridY) {
+    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: gate needs %lld blocks: one launch holds at most %lld", function,
+                static_cast<long long>(num_blocks), static_cast<long long>(kMaxGridX * kMaxGridY));
+  }
+  plan->grid_y = static_cast<uint32_t>(grid_y);
+  plan->grid_x = static_cast<uint32_t>((num_blocks - 1) / grid_y + 1);
+  return ROPE_STATUS_SUCCESS;
+}
+
+bool choose_swiglu_parts(const SwigluProblem &problem, const DeviceInfo &device, int blocks, SwigluPlan *plan) {
+  const int last = problem.ndim - 1;
+  const bool has_number = problem.rows.is_present() || problem.num_rows != nullptr;
+  const bool has_axes = problem.expert_rows != nullptr ? last == 2 && problem.expert_index_stride[0] != 0 &&
+                                                             problem.expert_row_index_stride[1] != 0
+                                                       : last == 1 && (!has_number || problem.row_index_stride[0] != 0);
+  const int64_t columns = problem.shape[last], rows = problem.num_elements() / columns;
+  if (!has_axes || columns % plan->vector_elements != 0) return false;
+  const int64_t vectors = columns / plan->vector_elements, parts = (vectors - 1) / kSwigluPartVectors + 1;
+  if (rows > (INT32_MAX - 1) / parts || vectors > INT32_MAX) return false;
+  if (problem.rows.experts > kMaxSwigluLookupExperts) return false;
+  plan->is_expert_matrix = true;
+  plan->vectors_per_row = vectors;
+  plan->parts_per_row = parts;
+  plan->num_vectors = problem.num_elements() / plan->vector_elements;
+  constexpr int64_t kWarps = kSwigluThreads / 32;
+  const int64_t needed = (rows * parts - 1) / kWarps + 1, most = int64_t{device.multiprocessors} * blocks;
+  plan->grid_x = static_cast<uint32_t>(needed < most ? needed : most);
+  plan->grid_y = 1;
+  return true;
+}
+
+namespace {
 
 // Chooses vectors of alternating tensors. Returns false if no tensors alternate, or if vectors are less than half of
 // the full width: those of two tensors are one or two accesses of full width.
@@ -205,47 +243,12 @@ bool choose_matrix(const SwigluProblem &problem, const DeviceInfo &device, Swigl
   return true;
 }
 
-rope_status_t set_grid(const char *function, int64_t num_blocks, SwigluPlan *plan) {
-  const int64_t grid_y = (num_blocks - 1) / kMaxGridX + 1;
-  if (grid_y > kMaxGridY) {
-    return fail(ROPE_STATUS_NOT_SUPPORTED, "%s: gate needs %lld blocks: one launch holds at most %lld", function,
-                static_cast<long long>(num_blocks), static_cast<long long>(kMaxGridX * kMaxGridY));
-  }
-  plan->grid_y = static_cast<uint32_t>(grid_y);
-  plan->grid_x = static_cast<uint32_t>((num_blocks - 1) / grid_y + 1);
-  return ROPE_STATUS_SUCCESS;
-}
-
-// Plans kernels whose warps process parts of rows; `blocks` run on a multiprocessor. Returns whether the problem has
-// tensors of the axes experts, rows and columns, or of rows and columns, and fits numbers of 32 bits.
-bool choose_parts(const SwigluProblem &problem, const DeviceInfo &device, int blocks, SwigluPlan *plan) {
-  const int last = problem.ndim - 1;
-  const bool has_number = problem.rows.is_present() || problem.num_rows != nullptr;
-  const bool has_axes = problem.expert_rows != nullptr ? last == 2 && problem.expert_index_stride[0] != 0 &&
-                                                             problem.expert_row_index_stride[1] != 0
-                                                       : last == 1 && (!has_number || problem.row_index_stride[0] != 0);
-  const int64_t columns = problem.shape[last], rows = problem.num_elements() / columns;
-  if (!has_axes || columns % plan->vector_elements != 0) return false;
-  const int64_t vectors = columns / plan->vector_elements, parts = (vectors - 1) / kSwigluPartVectors + 1;
-  if (rows > (INT32_MAX - 1) / parts || vectors > INT32_MAX) return false;
-  if (problem.rows.experts > kMaxSwigluLookupExperts) return false;
-  plan->is_expert_matrix = true;
-  plan->vectors_per_row = vectors;
-  plan->parts_per_row = parts;
-  plan->num_vectors = problem.num_elements() / plan->vector_elements;
-  constexpr int64_t kWarps = kSwigluThreads / 32;
-  const int64_t needed = (rows * parts - 1) / kWarps + 1, most = int64_t{device.multiprocessors} * blocks;
-  plan->grid_x = static_cast<uint32_t>(needed < most ? needed : most);
-  plan->grid_y = 1;
-  return true;
-}
-
 // Plans words of experts, or of rows that are looked up. The plan has the widest vectors that are possible.
 bool choose_expert_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   if (problem.expert_rows == nullptr && !problem.rows.is_present()) return false;
   if (plan->formula != SwigluFormula::kBiases || problem.dtype == ROPE_DTYPE_F64) return false;
   return plan->vector_elements * dtype_size(problem.dtype) == kMaxVectorBytes &&
-         choose_parts(problem, device, kSwigluExpertBlocks, plan);
+         choose_swiglu_parts(problem, device, kSwigluExpertBlocks, plan);
 }
 
 // Plans rows that are summed. Vectors are groups, or single elements if groups are not aligned or would cross the end
@@ -257,255 +260,17 @@ rope_status_t plan_row_sums(const char *function, const SwigluProblem &problem, 
   const bool is_whole = has_one_column_axis || (problem.num_row_axes < last && problem.shape[last] % group == 0);
   // F64 has no vectors: their kernel would add 57 kB to the library.
   const bool has_vectors =
-      is_whole && !has_options && problem.dtype != ROPE_DTYPE_F64 && choose_vector_elements(problem) == group;
+      is_whole && !has_options && problem.dtype != ROPE_DTYPE_F64 && choose_swiglu_vector(problem) == group;
   plan->vector_elements = has_vectors ? static_cast<int>(group) : 1;
   plan->vectors_per_row = (columns - 1) / group + 1;
   plan->num_vectors = problem.num_elements() / columns * plan->vectors_per_row;
   constexpr int64_t kWarp = 32;
   const int64_t threads = (((has_options ? columns : plan->vectors_per_row) - 1) / kWarp + 1) * kWarp;
   plan->threads = static_cast<uint32_t>(threads < kMaxSwigluRowThreads ? threads : kMaxSwigluRowThreads);
-  return set_grid(function, problem.num_elements() / columns, plan);
-}
-
-// Finds log2 of the number of lanes of a group with a written scale. Returns false if a warp has too few lanes.
-bool find_group_lanes(int64_t group_elements, int64_t lane_elements, uint32_t *log2) {
-  for (*log2 = 0; *log2 <= kWarpLanesLog2; ++*log2) {
-    if (group_elements == lane_elements << *log2) return true;
-  }
-  *log2 = 0;
-  return false;
-}
-
-// Whether rows that num_rows or expert_rows may exclude are those of the kernel of matrices.
-bool has_matrix_rows(const SwigluProblem &problem) {
-  const int last = problem.ndim - 1;
-  if (problem.expert_rows != nullptr) {
-    return problem.ndim == 3 && problem.expert_index_stride[0] == 1 && problem.expert_row_index_stride[1] == 1;
-  }
-  if (problem.num_rows == nullptr) return true;
-  return last == 0 ? problem.row_index_stride[0] == 0
-                   : last == 1 && problem.row_index_stride[0] == 1 && problem.row_index_stride[1] == 0;
-}
-
-// Whether rows of tiles of scales, if there are any, are those of the kernel of matrices.
-bool has_matrix_tiles(const SwigluProblem &problem) {
-  if (!problem.codes.has_tiles) return true;
-  const int64_t *const stride = problem.codes.scale_row_stride;
-  if (problem.ndim == 1) return true;
-  return problem.ndim == 2 ? stride[0] == 1 : stride[0] == 0 && stride[1] == 1;
-}
-
-// Whether the data have 16 bits and come with nothing that the kernels of matrices to codes lack.
-bool is_bare(const SwigluProblem &problem) {
-  return dtype_size(problem.dtype) == 2 && !problem.has_options() && problem.row_scale == nullptr &&
-         !problem.rows.is_present();
-}
-
-// Whether out has vectors of eight codes, along all axes.
-bool has_code_vectors(const SwigluProblem &problem) {
-  // Strides of pairs of codes count halves of a byte.
-  const int64_t per_byte = problem.codes.has_pairs() ? 2 : 1;
-  const int last = problem.ndim - 1;
-  VectorBytes limit;
-  limit.add(problem.out[kOut]);
-  for (int axis = 0; axis < last; ++axis) limit.add(problem.out_stride[kOut][axis] / per_byte);
-  return problem.out_stride[kOut][last] == 1 && limit.value() >= 8 / per_byte;
-}
-
-// Plans codes of experts, of rows that are looked up, or of rows with a factor or biases, in vectors of 16 bytes.
-bool choose_expert_codes(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
-  const SwigluCodes &codes = problem.codes;
-  const bool is_bare_matrix = is_bare(problem) && problem.expert_rows == nullptr;
-  const bool is_formula = plan->formula <= SwigluFormula::kForm || plan->formula == SwigluFormula::kBiases;
-  if (is_bare_matrix || !is_formula || dtype_size(problem.dtype) != 2) return false;
-  SwigluProblem inputs = problem;
-  inputs.out[kOut] = nullptr;
-  const int64_t elements = choose_vector_elements(inputs);
-  if (elements * 2 != kMaxVectorBytes || !has_code_vectors(problem) || !has_matrix_tiles(problem)) return false;
-  if (codes.scales.is_present() && (codes.scales.groups * codes.group_elements != problem.shape[problem.ndim - 1] ||
-                                    !find_group_lanes(codes.group_elements, elements, &plan->group_lanes_log2))) {
-    return false;
-  }
-  plan->vector_elements = static_cast<int>(elements);
-  if (!choose_parts(problem, device, kSwigluExpertCodeBlocks, plan)) return false;
-  const bool is_plain = code_formula_of(problem) == SwigluFormula::kPlain && problem.rows.row_index == nullptr &&
-                        device.compute_capability >= kMinSwigluSpanCapability;
-  plan->formula = is_plain ? SwigluFormula::kPlain : SwigluFormula::kBiases;
-  plan->threads = kSwigluThreads;
-  return true;
-}
-
-// Whether a matrix of rows of whole groups needs nothing but codes of E4M3, with a static scale or one for each group.
-bool has_plain_groups(const SwigluProblem &problem) {
-  const SwigluCodes &codes = problem.codes;
-  const bool takes_scales =
-      !codes.scales.is_present() || (codes.group_elements == kSwigluCodeGroup && !codes.has_tiles);
-  return takes_scales && codes.dtype == ROPE_DTYPE_F8_E4M3 && codes.amax == nullptr && problem.ndim <= 2 &&
-         problem.shape[problem.ndim - 1] % kSwigluCodeGroup == 0 && problem.num_rows == nullptr &&
-         problem.expert_rows == nullptr && code_formula_of(problem) == SwigluFormula::kPlain;
-}
-
-// Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes, or of 8 with
-// has_group_warps. Returns whether the problem is one.
-bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
-  const SwigluCodes &codes = problem.codes;
-  constexpr int64_t kElements = kMaxVectorBytes / 2;
-  if (!is_bare(problem)) return false;
-  if (problem.ndim > 3 || !has_matrix_rows(problem) || !has_matrix_tiles(problem)) return false;
-  const int last = problem.ndim - 1;
-  const int64_t columns = problem.shape[last];
-  if (columns % kElements != 0 || problem.num_elements() / kElements > INT32_MAX) return false;
-  VectorBytes in;
-  for (int i = kGate; i <= kUp; ++i) {
-    in.add(problem.in[i]);
-    for (int axis = 0; axis < last; ++axis) in.add(problem.in_stride[i][axis] * 2);
-    if (problem.in_stride[i][last] != 1) return false;
-  }
-  if (in.value() < kMaxVectorBytes || !has_code_vectors(problem)) return false;
-  const int64_t vectors_per_row = columns / kElements;
-  const int64_t vectors_per_multiprocessor = problem.num_elements() / kElements / device.multiprocessors;
-  const bool may_span = device.compute_capability >= kMinSwigluSpanCapability;
-  if (codes.scales.is_present()) {
-    if (codes.scales.groups * codes.group_elements != columns) return false;
-    const bool is_large = vectors_per_multiprocessor > kMaxSwigluSmallCodeVectors;
-    const int64_t vectors = codes.group_elements / kElements;
-    plan->group_vectors = may_span && ((is_large && vectors > 1) || vectors > 32) ? 2 : 1;
-    plan->has_code_rows =
-        !find_group_lanes(codes.group_elements, plan->group_vectors * kElements, &plan->group_lanes_log2);
-    if (plan->has_code_rows && codes.scales.groups != 1) return false;
-  }
-  const uint32_t span = codes.has_pairs() ? kSwigluCodePairSpan : kSwigluCodeSpan;
-  const int64_t rows = last > 0 ? problem.shape[last - 1] : 1;
-  const bool has_kernel = may_span && !plan->has_code_rows && (plan->group_vectors == 2 || !codes.scales.is_present());
-  if (has_kernel && vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) {
-    plan->rows_per_thread = span;
-  }
-  plan->has_group_warps = has_plain_groups(problem) && vectors_per_multiprocessor <= kMaxSwigluGroupWarpVectors;
-  plan->is_matrix = true;
-  plan->formula = code_formula_of(problem);
-  plan->vector_elements = static_cast<int>(kElements);
-  plan->vectors_per_row = vectors_per_row;
-  plan->num_vectors = problem.num_elements() / kElements;
-  plan->threads = kSwigluCodeThreads;
-  if (plan->has_group_warps) {
-    plan->threads = swiglu_group_threads(vectors_per_multiprocessor);
-    plan->vector_elements = kSwigluCodeGroup / static_cast<int>(kWarpThreads);
-    plan->vectors_per_row = columns / plan->vector_elements;
-    plan->num_vectors = problem.num_elements() / plan->vector_elements;
-  }
-  if (plan->has_code_rows) {
-    const uint32_t threads = round_up_to_warps(static_cast<uint32_t>((vectors_per_row - 1) / kVectorsOfCodeRow + 1));
-    plan->threads = threads < kMaxSwigluCodeRowThreads ? threads : kMaxSwigluCodeRowThreads;
-  }
-  return true;
-}
-
-// Whether a tensor of matrices has vectors of `bytes` bytes, eight elements each.
-bool has_row_vectors(const char *data, const int64_t *stride, int64_t bytes) {
-  VectorBytes limit;
-  limit.add(data);
-  limit.add(stride[0] * (bytes / 8));
-  return stride[1] == 1 && limit.value() >= bytes;
-}
-
-int64_t code_block_warps_per_row(const SwigluProblem &problem) {
-  return (problem.shape[1] - 1) / int64_t{swiglu_block_columns(problem.is_backward)} + 1;
-}
-
-int64_t num_code_block_warps(const SwigluProblem &problem) {
-  return ((problem.shape[0] - 1) / int64_t{kSwigluBlockRows} + 1) * code_block_warps_per_row(problem);
-}
-
-// Whether an output of matrices of 16 bits becomes codes of 8 bits in groups of 32 channels, with a static scale, or in
-// groups of 32 rows.
-bool has_code_blocks(const SwigluProblem &problem) {
-  const SwigluCodes &codes = problem.codes;
-  if (!is_bare(problem)) return false;
-  if (problem.num_rows != nullptr || problem.expert_rows != nullptr || codes.has_pairs() || problem.ndim != 2) {
-    return false;
-  }
-  const int64_t rows = problem.shape[0], columns = problem.shape[1];
-  if (columns % 32 != 0 || rows > INT32_MAX || columns > INT32_MAX) return false;
-  if (num_code_block_warps(problem) > INT32_MAX) return false;
-  for (int i = 0; i < problem.num_inputs(); ++i) {
-    if (!has_row_vectors(problem.in[i], problem.in_stride[i], kMaxVectorBytes)) return false;
-  }
-  const int output = problem.coded_output();
-  if (!has_row_vectors(problem.out[output], problem.out_stride[output], 8)) return false;
-  if (!codes.scales.is_present()) return true;
-  if (codes.group_elements != kSwigluBlockRows) return false;
-  if (codes.has_row_groups) return problem.row_axis() == 0 && codes.scales.groups * codes.group_elements == rows;
-  return codes.scales.groups * codes.group_elements == columns && has_matrix_tiles(problem);
-}
-
-// Whether one kernel writes all codes of the call: by row and by column, or gradients.
-bool are_code_blocks(const SwigluCall &call) {
-  int codes = 0;
-  bool has_row_groups = false, is_written[2][2] = {};
-  const int64_t *shape = nullptr;
-  for (int i = 0; i < call.count; ++i) {
-    const SwigluProblem &problem = call.problems[i];
-    if (!problem.has_codes()) continue;
-    if (!has_code_blocks(problem)) return false;
-    if (shape != nullptr && (shape[0] != problem.shape[0] || shape[1] != problem.shape[1])) return false;
-    shape = problem.shape;
-    bool *const is_there = &is_written[problem.coded_output()][problem.codes.has_row_groups];
-    if (*is_there) return false;
-    *is_there = true;
-    has_row_groups = has_row_groups || problem.codes.has_row_groups;
-    ++codes;
-  }
-  return codes > 1 || (codes == 1 && (has_row_groups || call.problems[0].is_backward));
-}
-
-rope_status_t plan_code_blocks(const char *function, const SwigluCall &call, const DeviceInfo &device,
-                               SwigluPlan *plan) {
-  const SwigluProblem &problem = call.problems[call.count - 1];
-  *plan = SwigluPlan{};
-  plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
-  plan->formula = code_formula_of(problem);
-  plan->vector_elements = static_cast<int>(kMaxVectorBytes / 2);
-  plan->threads = kSwigluBlockThreads;
-  plan->vectors_per_row = code_block_warps_per_row(problem);
-  plan->num_vectors = num_code_block_warps(problem);
-  return set_grid(function, (plan->num_vectors - 1) / int64_t{kSwigluBlockThreads / 32} + 1, plan);
-}
-
-rope_status_t plan_codes(const char *function, const SwigluProblem &problem, const DeviceInfo &device,
-                         SwigluPlan *plan) {
-  const bool is_forward_by_row = !problem.is_backward && !problem.codes.has_row_groups;
-  if (is_forward_by_row && choose_expert_codes(problem, device, plan)) return ROPE_STATUS_SUCCESS;
-  if (is_forward_by_row && choose_code_matrix(problem, device, plan)) {
-    if (plan->has_group_warps) return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
-    if (plan->has_code_rows) return set_grid(function, plan->num_vectors / plan->vectors_per_row, plan);
-    return set_grid(function, (num_code_matrix_threads(problem, *plan) - 1) / plan->threads + 1, plan);
-  }
-  plan->has_code_rows = false;
-  plan->formula = SwigluFormula::kOptions;
-  plan->vector_elements = 1;
-  plan->threads = kSwigluThreads;
-  plan->vectors_per_row = problem.shape[problem.ndim - 1];
-  plan->num_vectors = problem.num_elements();
-  plan->unit_elements = problem.codes.scales.is_present() ? problem.codes.group_elements : kSwigluCodeElements;
-  return set_grid(function, (plan->num_vectors - 1) / plan->unit_elements + 1, plan);
+  return set_swiglu_grid(function, problem.num_elements() / columns, plan);
 }
 
 }  // namespace
-
-int64_t num_code_spans(const SwigluProblem &problem, const SwigluPlan &plan) {
-  const int64_t rows = problem.ndim > 1 ? problem.shape[problem.ndim - 2] : 1;
-  return (rows - 1) / plan.rows_per_thread + 1;
-}
-
-int64_t num_code_matrix_threads(const SwigluProblem &problem, const SwigluPlan &plan) {
-  const int64_t matrices = problem.ndim > 2 ? problem.shape[0] : 1;
-  return matrices * num_code_spans(problem, plan) * (plan.vectors_per_row / plan.group_vectors);
-}
-
-SwigluFormula code_formula_of(const SwigluProblem &problem) {
-  if (problem.has_options()) return SwigluFormula::kOptions;
-  return problem.form.is_plain && problem.row_scale == nullptr ? SwigluFormula::kPlain : SwigluFormula::kForm;
-}
 
 int64_t moved_bytes(const SwigluCall &call) {
   const SwigluProblem &first = call.problems[0];
@@ -539,9 +304,9 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   plan->is_programmatic = problem.is_programmatic && device.compute_capability >= 90;
   plan->formula = formula_of(problem);
   const bool has_options = plan->formula > SwigluFormula::kForm;
-  if (problem.has_codes()) return plan_codes(function, problem, device, plan);
+  if (problem.has_codes()) return plan_swiglu_codes(function, problem, device, plan);
   if (problem.grad_row_scale != nullptr) return plan_row_sums(function, problem, has_options, plan);
-  if (has_options || !choose_alternating(problem, plan)) plan->vector_elements = choose_vector_elements(problem);
+  if (has_options || !choose_alternating(problem, plan)) plan->vector_elements = choose_swiglu_vector(problem);
   plan->threads = kSwigluThreads;
   if (choose_expert_matrix(problem, device, plan)) return ROPE_STATUS_SUCCESS;
   plan->is_matrix = choose_matrix(problem, device, plan);
@@ -556,13 +321,14 @@ rope_status_t plan_swiglu(const char *function, const SwigluProblem &problem, co
   plan->vectors_per_row = (columns - 1) / plan->vector_elements + 1;
   const int64_t rows = problem.num_elements() / columns;
   plan->num_vectors = ((rows - 1) / plan->rows_per_thread + 1) * plan->vectors_per_row;
-  return set_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
+  return set_swiglu_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
 }
 
 rope_status_t plan_swiglu_call(const char *function, const SwigluCall &call, const DeviceInfo &device,
                                SwigluCallPlan *plan) {
-  plan->has_blocks = device.is_cuda && device.compute_capability >= kMinSwigluBlockCapability && are_code_blocks(call);
-  if (plan->has_blocks) ROPE_TRY(plan_code_blocks(function, call, device, &plan->blocks));
+  plan->has_blocks =
+      device.is_cuda && device.compute_capability >= kMinSwigluBlockCapability && are_swiglu_code_blocks(call);
+  if (plan->has_blocks) ROPE_TRY(plan_swiglu_code_blocks(function, call, device, &plan->blocks));
   for (int i = 0; i < call.count; ++i) {
     if (plan->has_blocks && call.problems[i].has_codes()) break;
     ROPE_TRY(plan_swiglu(function, call.problems[i], device, &plan->plans[i]));

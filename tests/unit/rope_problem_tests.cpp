@@ -8,6 +8,7 @@
 
 #include "core/problem/rope_problem.hpp"
 #include "core/problem/step_problem.hpp"
+#include "core/problem/table_problem.hpp"
 #include "support/random.hpp"
 #include "unit/fake_tensors.hpp"
 

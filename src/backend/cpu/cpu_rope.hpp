@@ -4,6 +4,7 @@
 
 #include "backend/cpu/cpu_tokens.hpp"
 #include "core/problem/rope_problem.hpp"
+#include "core/problem/table_problem.hpp"
 
 namespace rope {
 

@@ -5,6 +5,7 @@
 #include "backend/cuda/launch.hpp"
 #include "core/problem/rope_problem.hpp"
 #include "core/problem/swiglu_problem.hpp"
+#include "core/problem/table_problem.hpp"
 #include "plan/rope_plan.hpp"
 #include "plan/swiglu_plan.hpp"
 

@@ -113,20 +113,4 @@ struct RopeProblem {
 rope_status_t make_rope_problem(const char *function, const RopeGeometry &geometry, const rope_args_t &args,
                                 bool is_transposed, RopeProblem *problem, StepProblem *step);
 
-// Tables to be filled with the angles of positions 0 to rows - 1, which are equal on every axis.
-struct TableProblem {
-  const RopeGeometry *geometry;
-  TableColumns cos, sin;
-  rope_dtype_t dtype;
-  int64_t axes;
-  int64_t rows;
-  int width;
-  bool is_by_channel;
-
-  bool is_empty() const { return axes == 0 || rows == 0; }
-};
-
-rope_status_t make_table_problem(const char *function, const RopeGeometry &geometry, const rope_tensor_t *cos,
-                                 const rope_tensor_t *sin, TableProblem *problem);
-
 }  // namespace rope
