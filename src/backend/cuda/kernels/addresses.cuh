@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// addresses.cuh - address arithmetic, tests of address bits, and prefetching
+// addresses.cuh - address arithmetic, tests of address bits, numbers that stay in registers, and prefetching
 #pragma once
 
 #include <stdint.h>
