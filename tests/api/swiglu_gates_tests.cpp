@@ -304,6 +304,20 @@ TEST_CASE("the gradient of GeGLU beside soft caps that flatten the gate", "[swig
   }
 }
 
+TEST_CASE("a gate and its bias whose sum lies just beyond the middle of two numbers", "[swiglu][gates]") {
+  // At such gates the gradient of GeGLU has more than a hundred times the relative error of the sum.
+  SwigluCase()
+      .dtype(ROPE_DTYPE_F64)
+      .shape({1, 64})
+      .activation(SWIGLU_ACTIVATION_GEGLU_TANH)
+      .biases(ROPE_DTYPE_F64)
+      .values([](SwigluTensor tensor, const Index &at) -> Real {
+        if (tensor == SwigluTensor::Gate) return -8.0L - static_cast<Real>(at[1]) / 64;
+        return tensor == SwigluTensor::GateBias ? -0x1p-50L - 0x1p-80L : 1.0L;
+      })
+      .check();
+}
+
 TEST_CASE("gates of options over the whole range of a type give no NaN and the right limits", "[swiglu][gates]") {
   const std::vector<Real> values = {0.0L,   -0.0L,   1e-45L, -1e-45L, 1e-38L, -1e-38L, 1e-7L,  -1e-7L, 0.5L,
                                     -0.5L,  1.0L,    -1.0L,  5.0L,    -5.0L,  11.0L,   -11.0L, 14.5L,  -14.5L,

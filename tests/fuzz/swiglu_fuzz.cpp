@@ -602,7 +602,7 @@ class Request {
       const bool is_by_expert = before[bias].ndim == 2;
       const int64_t column = at[args_.gate.ndim - 1], expert = is_present(expert_offsets) ? expert_of(at[0]) : at[0];
       const Index place = {is_by_expert ? expert : column, is_by_expert ? column : 0};
-      return oracle::nearest(arithmetic, value + value_at(before[bias], place));
+      return oracle::sum(arithmetic, value, value_at(before[bias], place));
     };
     for_each_index(args_.gate, [&](const Index &at) {
       if (at[0] >= rows) return;

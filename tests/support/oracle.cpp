@@ -209,6 +209,11 @@ Real nearest(rope_dtype_t dtype, Real value) {
   return std::copysign(rounded, value);
 }
 
+Real sum(rope_dtype_t dtype, Real a, Real b) {
+  if (dtype == ROPE_DTYPE_F64) return static_cast<double>(a) + static_cast<double>(b);
+  return static_cast<float>(a) + static_cast<float>(b);
+}
+
 void encode(rope_dtype_t dtype, Real value, void *element) {
   if (dtype == ROPE_DTYPE_F8_E8M0) {  // powers of two only
     const int byte = std::isnan(value) ? 255 : std::isinf(value) ? 254 : binary_exponent(value) + 127;

@@ -28,6 +28,9 @@ Real decode(rope_dtype_t dtype, const void *element);
 // The nearest value of the type, with ties to even; beyond the largest value, infinity.
 Real nearest(rope_dtype_t dtype, Real value);
 
+// a + b rounded once to F32 or F64, the type of both. nearest(a + b) rounds twice.
+Real sum(rope_dtype_t dtype, Real a, Real b);
+
 // Stores nearest(value).
 void encode(rope_dtype_t dtype, Real value, void *element);
 

@@ -332,7 +332,7 @@ void SwigluCase::verify(Scene *scene, Direction direction) const {
     Index place = {};
     if (is_bias_by_expert_) place[0] = offsets_dtype_ ? swiglu_rows::expert_of(offsets_, shape_[0], at[0]) : at[0];
     place[is_bias_by_expert_ ? 1 : 0] = at[shape_.size() - 1];
-    return oracle::nearest(arithmetic, value + value_at(workspace.before((*scene)[tensor]), place));
+    return oracle::sum(arithmetic, value, value_at(workspace.before((*scene)[tensor]), place));
   };
   const auto factor_place = [&](Index at) {
     if (index_dtype_) at = {index_[static_cast<size_t>(at[0])]};
