@@ -316,8 +316,16 @@ ROPE_LOOP void prefetch_channels(const void *heads, int64_t head, int64_t stride
   for (uintptr_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void *>(first + i));
 }
 
-// The distance from a head that is rotated to the one that is prefetched.
-constexpr int64_t kHeadsAhead = 8;
+// The distance from a head that is read to the one that is prefetched: at least 8 heads, and of heads that lie close
+// together at least 4 KiB, usually 8 KiB. A token's last heads thus prefetch the first ones of the next token, which
+// arrive while other tensors are processed.
+template <typename T>
+ROPE_LOOP int64_t heads_ahead(int64_t stride) {
+  constexpr int64_t kMaxElements = 8192 / sizeof(T);
+  int64_t ahead = 8;
+  while (stride > 0 && stride <= kMaxElements / (2 * ahead)) ahead *= 2;
+  return ahead;
+}
 
 // Prefetches the window of a head, of this token or in memory behind it.
 template <typename T, Placement kIn>
@@ -365,8 +373,9 @@ ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, in
       ordered.cos_y = is_shared ? ordered.cos_x : arrange_angles<kInWords>(angles.cos_y, pairs, buffer[2]);
       ordered.sin_y = is_shared ? ordered.sin_x : arrange_angles<kInWords>(angles.sin_y, pairs, buffer[3]);
     }
+    const int64_t ahead = heads_ahead<T>(in.head_stride);
     for (int64_t head = 0; head < heads; ++head) {
-      prefetch_pairs<T, kIn>(in, pairs, head + kHeadsAhead);
+      prefetch_pairs<T, kIn>(in, pairs, head + ahead);
       rotate_head<Rounded>(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), pairs, ordered);
     }
     return;

@@ -276,8 +276,8 @@ void take_back_heads(const NormGradientRun<float> &run) {
       heads[i] = {given.head(i), read.head(i),         read.inverse[i],      weight, of_head, sums.begin, sums.end,
                   is_written,    weighed + i * stride, products + i * stride};
       take_back_head<Floats>(gradient, heads[i], numbers);
-      prefetch_head<T>(gradient, first + read.count + i);
-      prefetch_head<T>(input, first + read.count + i);
+      prefetch_after(gradient, given, i);
+      prefetch_after(input, read, i);
     }
     if (!is_written) continue;
     sum_heads(products, stride, terms, read.count, Value(), totals);
@@ -347,7 +347,7 @@ class FloatHeads {
     const HeadSums<float> &weights = run_.weight_sums, &biases = run_.bias_sums;
     for (int i = 0; i < given.count; ++i) {
       input_.prefetch(i);
-      prefetch_head<T>(given_, first + given.count + i);
+      prefetch_after(given_, given, i);
       if (run_.input.weight.head_stride != 0 || first + i == 0) order_weights<T>(run_.input, first + i);
       GradientHead<float> back = head(x, gradients, i);
       if (adds_sums && biases.data != nullptr) {

@@ -92,9 +92,9 @@ class FloatInput {
     sum_heads(floats, stride_, run_.channels, slice_.count, term, sums);
   }
 
-  // Prefetches head `i` of the next slice, unless that has been done while heads were turned.
+  // prefetch_after, unless that has been done while heads were turned.
   ROPE_LOOP void prefetch(int i) const {
-    if (!run_.is_turned) prefetch_head<T>(run_, slice_.first + slice_.count + i);
+    if (!run_.is_turned) prefetch_after(run_, slice_, i);
   }
 
  private:

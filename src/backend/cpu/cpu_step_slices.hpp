@@ -141,6 +141,7 @@ template <typename T>
 ROPE_LOOP void take_heads(const StepRun<float> &run, int64_t first, int max_heads, T *whole, HeadSlice<T> *slice) {
   slice->first = first;
   slice->count = run.heads - first < max_heads ? static_cast<int>(run.heads - first) : max_heads;
+  slice->ahead = heads_ahead<T>(run.head_stride);
   slice->is_prefetching = true;
   slice->in = slice->before = slice->behind = reinterpret_cast<const T *>(run.in) + first * run.head_stride;
   slice->in_stride = slice->others_stride = run.head_stride;
@@ -370,13 +371,13 @@ void sum_turned_squares(const StepRun<float> &run, StepNumbers<T> *numbers, Head
   sum_heads(values, run.channels, run.channels, slice->count, Square(), slice->inverse);
 }
 
-// Sums the squares of the norm's input for each head of a slice, into the slice's inverse norms. Prefetches the next
-// slice.
+// Sums the squares of the norm's input for each head of a slice, into the slice's inverse norms. Prefetches later
+// heads.
 template <typename T>
 void sum_input_squares(const StepRun<float> &run, StepNumbers<T> *numbers, HeadSlice<T> *slice) {
   if (run.is_norm_after && run.is_turned) return sum_turned_squares(run, numbers, slice);
   sum_squares(run, slice);
-  prefetch_next(run, *slice);
+  prefetch_after_all(run, *slice);
 }
 
 template <typename T>
@@ -410,7 +411,7 @@ void step_contiguous(const StepRun<float> &run) {
       sum_input_squares(run, &numbers, &slice);
       inverse_norms(*run.norm, slice.inverse);
     } else if (is_of_token || !run.is_turned) {
-      prefetch_next(run, slice);
+      prefetch_after_all(run, slice);
     }
     read_factors<T>(run, &slice);
     step_slice(run, is_through_block ? &results : nullptr, slice, &numbers);

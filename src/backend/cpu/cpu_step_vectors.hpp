@@ -460,7 +460,8 @@ template <typename T>
 struct HeadSlice {
   int64_t first;  // first head, counted in the run
   int count;
-  bool is_prefetching;  // the loop that turns heads without a norm prefetches the run's next slice
+  int64_t ahead;        // heads_ahead
+  bool is_prefetching;  // the loop that turns heads without a norm prefetches others
   const T *in;          // channel 0 of the first head, or the address that it would have
   int64_t in_stride;
   const T *before;  // channels before the window, indexed as in a head
@@ -484,10 +485,15 @@ ROPE_LOOP void prefetch_head(const StepRun<float> &run, int64_t head) {
   prefetch_channels<T>(run.pass, head, run.pass_head_stride, 0, run.channels - window);
 }
 
-// Prefetches as many heads as the slice has, behind it.
+// Prefetches the head that is read a while after head `i` of the slice.
 template <typename T>
-ROPE_LOOP void prefetch_next(const StepRun<float> &run, const HeadSlice<T> &slice) {
-  for (int i = 0; i < slice.count; ++i) prefetch_head<T>(run, slice.first + slice.count + i);
+ROPE_LOOP void prefetch_after(const StepRun<float> &run, const HeadSlice<T> &slice, int i) {
+  prefetch_head<T>(run, slice.first + i + slice.ahead);
+}
+
+template <typename T>
+ROPE_LOOP void prefetch_after_all(const StepRun<float> &run, const HeadSlice<T> &slice) {
+  for (int i = 0; i < slice.count; ++i) prefetch_after(run, slice, i);
 }
 
 template <typename T, typename U, typename Rounded>
@@ -524,7 +530,7 @@ void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const Head
     HeadRows<T, U, Rounded> one = rows;
     one.count = 1;
     for (int head = 0; head < slice.count; ++head) {
-      if (slice.is_prefetching) prefetch_head<T>(run, slice.first + slice.count + head);
+      if (slice.is_prefetching) prefetch_after(run, slice, head);
       turn_windows(run, one, numbers);
       one.in += one.in_stride;
       one.out += one.out_stride;
