@@ -152,15 +152,43 @@ ROPE_LOOP void take_heads(const StepRun<float> &run, int64_t first, int max_head
   if (run.norm != nullptr) put_together(run, whole, slice);
 }
 
+// step_heads for heads that have weights of their own.
+template <typename T, typename U, typename Rounded>
+__attribute__((noinline)) void step_one_by_one(const StepRun<float> &run, const HeadSlice<T> &slice,
+                                               const HeadBlock &to, bool is_window_alone, StepNumbers<T> *numbers) {
+  HeadSlice<T> one = slice;
+  HeadBlock target = to;
+  one.count = 1;
+  for (int head = 0; head < slice.count; ++head) {
+    order_weights<T>(run, slice.first + head);
+    one.inverse[0] = slice.inverse[head];
+    step_heads<T, U, Rounded>(run, one, target, is_window_alone, numbers);
+    one.in += slice.in_stride;
+    one.before += slice.others_stride;
+    one.behind += slice.others_stride;
+    target.data += target.stride * static_cast<int64_t>(sizeof(U));
+  }
+}
+
+template <typename T, typename U, typename Rounded>
+ROPE_LOOP void step_normed(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to,
+                           bool is_window_alone, StepNumbers<T> *numbers) {
+  if (run.weight.head_stride != 0) {
+    step_one_by_one<T, U, Rounded>(run, slice, to, is_window_alone, numbers);
+  } else {
+    step_heads<T, U, Rounded>(run, slice, to, is_window_alone, numbers);
+  }
+}
+
 template <typename T, typename U>
 void norm_and_turn(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to, bool is_window_alone,
                    StepNumbers<T> *numbers) {
   if (run.norm == nullptr) {
     step_heads<T, U, void>(run, slice, to, is_window_alone, numbers);
   } else if (sizeof(T) == 2 && (run.norm->rounds_before_weight || run.norm->rounds_after_weight)) {
-    step_heads<T, U, T>(run, slice, to, is_window_alone, numbers);
+    step_normed<T, U, T>(run, slice, to, is_window_alone, numbers);
   } else {
-    step_heads<T, U, float>(run, slice, to, is_window_alone, numbers);
+    step_normed<T, U, float>(run, slice, to, is_window_alone, numbers);
   }
 }
 
@@ -388,8 +416,7 @@ void step_contiguous(const StepRun<float> &run) {
   order_angles(run, &numbers);
   const bool is_of_token = run.norm != nullptr && run.is_norm_of_token,
              is_of_head = run.norm != nullptr && !is_of_token;
-  const bool has_weights_of_heads = run.weight.head_stride != 0;
-  int max_heads = heads_of_slice(run.channels);
+  const int max_heads = heads_of_slice(run.channels);
   if (is_of_token) {
     TreeSum<float> sum;
     for (int64_t first = 0; first < run.heads; first += max_heads) {
@@ -400,13 +427,12 @@ void step_contiguous(const StepRun<float> &run) {
     const float of_token = inverse_norm(*run.norm, sum.total());
     for (float &of_head : slice.inverse) of_head = of_token;
   }
-  if (has_weights_of_heads) max_heads = 1;
   StepRun<float> results;
   const bool is_through_block = goes_through_block(run);
   if (is_through_block) results = run_of_results(run);
   for (int64_t first = 0; first < run.heads; first += max_heads) {
     take_heads(run, first, max_heads, whole, &slice);
-    if (first == 0 || has_weights_of_heads) order_weights<T>(run, first);
+    if (first == 0 && run.weight.head_stride == 0) order_weights<T>(run, first);
     if (is_of_head) {
       sum_input_squares(run, &numbers, &slice);
       inverse_norms(*run.norm, slice.inverse);
