@@ -326,13 +326,26 @@ ROPE_LOOP HeadSlice<T> slice_of_block(int64_t first, int count, const T *heads, 
   return slice;
 }
 
-// The run that writes the results of `run` to its targets.
-StepRun<float> run_of_results(const StepRun<float> &run) {
+// Whether the first target of a run that goes through a block takes its words while heads are turned. With a norm they
+// are read from the block, which takes as long.
+template <typename T>
+bool takes_words_beside(const StepRun<float> &run) {
+  const StepTarget &target = run.targets[0];
+  return sizeof(T) == 2 && run.norm == nullptr && !run.factor.is_present() && !run.code.rounds_before &&
+         !target.has_codes() && !target.is_streamed && target.part.has_window &&
+         target.part.window_at == run.window_begin;
+}
+
+// The run that writes the results of `run`, which are in a block, to its targets, the first of them maybe not.
+StepRun<float> run_of_results(const StepRun<float> &run, bool is_first_done = false) {
   StepRun<float> results = run;
   results.norm = nullptr;
   results.is_turned = false;
   results.factor = {};
   results.pass = nullptr;
+  if (!is_first_done) return results;
+  results.num_targets -= 1;
+  for (int i = 0; i < results.num_targets; ++i) results.targets[i] = run.targets[i + 1];
   return results;
 }
 
@@ -352,27 +365,36 @@ bool goes_through_block(const StepRun<float> &run) {
   return num_turned > 1;
 }
 
-// Out of line because of its array on the stack.
+// Puts the results of a slice into a block of T, floats, or floats beside the words of the first target, and writes them
+// to the targets of `results`. Out of line because of its array on the stack.
 template <typename T, typename Result>
 __attribute__((noinline)) void step_through_block(const StepRun<float> &run, const StepRun<float> &results,
                                                   const HeadSlice<T> &slice, StepNumbers<T> *numbers) {
-  alignas(64) Result heads[kMaxSliceChannels];
-  step_to_block<T, Result>(run, slice, {reinterpret_cast<char *>(heads), run.channels}, false, numbers);
-  step_to_all<Result>(results, slice_of_block(slice.first, slice.count, heads, run.channels), nullptr);
+  using Number = std::conditional_t<std::is_same_v<T, Result>, T, float>;
+  alignas(64) Number heads[kMaxSliceChannels];
+  const HeadBlock block = {reinterpret_cast<char *>(heads), run.channels};
+  if constexpr (std::is_same_v<Result, FloatBesideWord<T>>) {
+    const StepTarget &target = run.targets[0];
+    T *const words = reinterpret_cast<T *>(target.data) + slice.first * target.head_stride;
+    step_heads<T, Result, void>(run, slice, block, false, numbers, {words, target.head_stride});
+  } else {
+    step_to_block<T, Result>(run, slice, block, false, numbers);
+  }
+  step_to_all<Number>(results, slice_of_block(slice.first, slice.count, heads, run.channels), nullptr);
 }
 
 // Norms and turns the heads of a slice and multiplies them by their factors, and writes the results to all targets.
-// `results` is the run of the results if the run goes through a block, and otherwise NULL.
+// `results` is the run_of_results if the run goes through a block, and otherwise NULL.
 template <typename T>
 ROPE_LOOP void step_slice(const StepRun<float> &run, const StepRun<float> *results, const HeadSlice<T> &slice,
                           StepNumbers<T> *numbers) {
-  if (results == nullptr) {
-    step_to_all(run, slice, numbers);
-  } else if (!std::is_same_v<T, float> && run.code.rounds_before) {
-    step_through_block<T, T>(run, *results, slice, numbers);
-  } else {
-    step_through_block<T, float>(run, *results, slice, numbers);
+  if (results == nullptr) return step_to_all(run, slice, numbers);
+  if constexpr (sizeof(T) == 2) {
+    if (run.code.rounds_before) return step_through_block<T, T>(run, *results, slice, numbers);
+    const bool is_first_done = results->num_targets < run.num_targets;
+    if (is_first_done) return step_through_block<T, FloatBesideWord<T>>(run, *results, slice, numbers);
   }
+  step_through_block<T, float>(run, *results, slice, numbers);
 }
 
 // Reads the row factors of a slice of a run of T.
@@ -429,7 +451,7 @@ void step_contiguous(const StepRun<float> &run) {
   }
   StepRun<float> results;
   const bool is_through_block = goes_through_block(run);
-  if (is_through_block) results = run_of_results(run);
+  if (is_through_block) results = run_of_results(run, takes_words_beside<T>(run));
   for (int64_t first = 0; first < run.heads; first += max_heads) {
     take_heads(run, first, max_heads, whole, &slice);
     if (first == 0 && run.weight.head_stride == 0) order_weights<T>(run, first);

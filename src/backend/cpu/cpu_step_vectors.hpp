@@ -39,10 +39,28 @@ ROPE_VECTOR void write_interleaved(Vector<kLanes> first, Vector<kLanes> second, 
   memcpy(to, &sums, sizeof sums);
 }
 
+// An element of heads that are needed as floats, which the output has, and rounded to Word, the type of the data.
+template <typename Word>
+struct FloatBesideWord {
+  float value;
+};
+
+// The words of an output of FloatBesideWord.
+template <typename U>
+struct WordRows {
+  static constexpr bool kHasWords = false;
+};
+template <typename Word>
+struct WordRows<FloatBesideWord<Word>> {
+  static constexpr bool kHasWords = true;
+  Word *words;
+  int64_t words_stride;
+};
+
 // Heads that go to one destination. Rounded is void if they are not normed, float if the norm does not round, and
 // otherwise the type to which it rounds.
 template <typename T, typename U, typename Rounded>
-struct HeadRows {
+struct HeadRows : WordRows<U> {
   const T *in;
   U *out;
   int64_t in_stride;
@@ -81,14 +99,36 @@ struct HeadRows {
 
   ROPE_VECTOR const T *read(int head, int64_t channel) const { return in + head * in_stride + channel; }
 
-  template <typename Bits>
-  ROPE_VECTOR void put(int head, int64_t channel, Bits bits) const {
-    memcpy(out + head * out_stride + channel, &bits, sizeof bits);
+  // Calls write(element) with the address of an element of each output.
+  template <typename Write>
+  ROPE_VECTOR void put_each(int head, int64_t channel, const Write &write) const {
+    U *const element = out + head * out_stride + channel;
+    if constexpr (WordRows<U>::kHasWords) {
+      write(&element->value);
+      write(this->words + head * this->words_stride + channel);
+    } else {
+      write(element);
+    }
+  }
+
+  template <int kLanes>
+  ROPE_VECTOR void put(int head, int64_t channel, Vector<kLanes> vector) const {
+    const auto write = [&](auto *to) __attribute__((always_inline)) {
+      write_vector(vector, to);
+    };
+    put_each(head, channel, write);
+  }
+
+  ROPE_VECTOR void put(int head, int64_t channel, float value) const {
+    put_each(head, channel, [&](auto *to) { *to = round_to<std::remove_pointer_t<decltype(to)>>(value); });
   }
 
   template <int kLanes>
   ROPE_VECTOR void put_interleaved(int head, int64_t channel, Vector<kLanes> even, Vector<kLanes> odd) const {
-    write_interleaved(even, odd, out + head * out_stride + channel);
+    const auto write = [&](auto *to) __attribute__((always_inline)) {
+      write_interleaved(even, odd, to);
+    };
+    put_each(head, channel, write);
   }
 };
 
@@ -102,7 +142,7 @@ ROPE_LOOP int weigh_vectors(const HeadRows<T, U, Rounded> rows, int begin, int e
     for (int head = 0; head < rows.count; ++head) {
       Vector<kLanes> vector;
       read_vector(rows.read(head, begin), &vector);
-      rows.put(head, begin, elements_of<U>(rows.weigh(head, vector, weight)));
+      rows.put(head, begin, rows.weigh(head, vector, weight));
     }
   }
   return begin;
@@ -162,8 +202,8 @@ ROPE_LOOP int turn_halves(const HeadRows<T, U, Rounded> rows, int begin, int end
       read_vector(rows.read(head, run.x + begin), &pair.x);
       read_vector(rows.read(head, run.y + begin), &pair.y);
       pair = numbers.turn(rows, head, pair);
-      rows.put(head, run.x + begin, elements_of<U>(pair.x));
-      rows.put(head, run.y + begin, elements_of<U>(pair.y));
+      rows.put(head, run.x + begin, pair.x);
+      rows.put(head, run.y + begin, pair.y);
     }
   }
   return begin;
@@ -229,7 +269,7 @@ ROPE_LOOP int turn_neighbours(const HeadRows<T, U, Rounded> rows, int window, in
       if (!rows.is_norm_after) vector = rows.weigh(head, vector, weight);
       vector = add_rounded(multiply_rounded(vector, itself), multiply_rounded(swap_neighbours(vector), other));
       if (rows.is_norm_after) vector = rows.weigh(head, vector, weight);
-      rows.put(head, window + begin, elements_of<U>(vector));
+      rows.put(head, window + begin, vector);
     }
   }
   return begin;
@@ -261,8 +301,7 @@ __attribute__((noinline)) void weigh_last(const HeadRows<T, U, Rounded> &rows, i
                                           const float *weights) {
   for (int head = 0; head < rows.count; ++head) {
     const T *in = rows.read(head, 0);
-    U *out = rows.out + head * rows.out_stride;
-    for (int i = begin; i < end; ++i) out[i] = round_to<U>(rows.weigh(head, to_float(in[i]), weights[i]));
+    for (int i = begin; i < end; ++i) rows.put(head, i, rows.weigh(head, to_float(in[i]), weights[i]));
   }
 }
 
@@ -272,7 +311,6 @@ __attribute__((noinline)) void turn_last(const HeadRows<T, U, Rounded> &rows, in
                                          const TurnedRun &run, const PairAngles<float> &angles) {
   for (int head = 0; head < rows.count; ++head) {
     const T *in = rows.read(head, 0);
-    U *out = rows.out + head * rows.out_stride;
     for (int i = begin; i < end; ++i) {
       const int64_t at = int64_t{i} * step, x = run.x + at, y = run.y + at;
       const auto weighed = [&](Pair<float> pair) {
@@ -283,8 +321,8 @@ __attribute__((noinline)) void turn_last(const HeadRows<T, U, Rounded> &rows, in
       };
       const Pair<float> given = {to_float(in[x]), to_float(in[y])};
       const Pair<float> result = rows.is_norm_after ? weighed(turned(given)) : turned(weighed(given));
-      out[x] = round_to<U>(result.x);
-      out[y] = round_to<U>(result.y);
+      rows.put(head, x, result.x);
+      rows.put(head, y, result.y);
     }
   }
 }
@@ -368,7 +406,7 @@ void order_weights(const StepRun<float> &run, int64_t head) {
 
 // ---- Heads ----
 
-// Channels from `begin` to `end`, which are not turned.
+// Channels from `begin` to `end`, which are not turned. FloatBesideWord has no words of them.
 template <typename T, typename U, typename Rounded>
 ROPE_LOOP void pass_channels(const HeadRows<T, U, Rounded> rows, int begin, int end, const float *weights) {
   if constexpr (std::is_same_v<T, U> && std::is_void_v<Rounded>) {
@@ -376,6 +414,14 @@ ROPE_LOOP void pass_channels(const HeadRows<T, U, Rounded> rows, int begin, int 
     for (int head = 0; bytes > 0 && head < rows.count; ++head) {
       memcpy(rows.out + head * rows.out_stride + begin, rows.read(head, begin), bytes);
     }
+  } else if constexpr (WordRows<U>::kHasWords) {
+    HeadRows<T, float, void> floats = {};
+    floats.in = rows.in;
+    floats.out = &rows.out->value;
+    floats.in_stride = rows.in_stride;
+    floats.out_stride = rows.out_stride;
+    floats.count = rows.count;
+    pass_channels(floats, begin, end, weights);
   } else if constexpr (std::is_same_v<U, SharedSquare>) {
     static_assert(std::is_void_v<Rounded>, "weights are not in the order of words");
     weigh_words<8>(rows, begin, end, weights);
@@ -498,9 +544,10 @@ ROPE_LOOP void prefetch_after_all(const StepRun<float> &run, const HeadSlice<T> 
 
 template <typename T, typename U, typename Rounded>
 void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const HeadBlock &to, bool is_window_alone,
-                StepNumbers<T> *numbers) {
+                StepNumbers<T> *numbers, const WordRows<U> &words = {}) {
   const int begin = run.window_begin, end = begin + 2 * run.pairs;
   HeadRows<T, U, Rounded> rows;
+  static_cast<WordRows<U> &>(rows) = words;
   rows.in = slice.in;
   rows.out = reinterpret_cast<U *>(to.data);
   rows.in_stride = slice.in_stride;
@@ -534,6 +581,7 @@ void step_heads(const StepRun<float> &run, const HeadSlice<T> &slice, const Head
       turn_windows(run, one, numbers);
       one.in += one.in_stride;
       one.out += one.out_stride;
+      if constexpr (WordRows<U>::kHasWords) one.words += one.words_stride;
     }
   } else if (run.is_turned) {
     turn_windows(run, rows, numbers);
