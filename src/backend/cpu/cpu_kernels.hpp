@@ -41,6 +41,7 @@ struct PairRun {
   void *y;
   int64_t step;
   int64_t head_stride;
+  bool is_followed = false;  // by other tokens of the task, whose heads are worth prefetching
 };
 
 // A destination of a step's heads. Strides count elements.
@@ -98,6 +99,7 @@ struct StepRun {
   int64_t pass_head_stride;
   int64_t pass_channel_stride;
   int64_t heads;
+  bool is_followed;  // as in PairRun
   int channels;
   int window_begin;
   int pairs;

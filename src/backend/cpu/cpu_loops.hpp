@@ -316,14 +316,15 @@ ROPE_LOOP void prefetch_channels(const void *heads, int64_t head, int64_t stride
   for (uintptr_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void *>(first + i));
 }
 
-// The distance from a head that is read to the one that is prefetched: at least 8 heads, and of heads that lie close
-// together at least 4 KiB, usually 8 KiB. A token's last heads thus prefetch the first ones of the next token, which
-// arrive while other tensors are processed.
-template <typename T>
-ROPE_LOOP int64_t heads_ahead(int64_t stride) {
+// The distance from a head that is read to the one that is prefetched: 8 heads, but 4 to 8 KiB of heads that lie close
+// together and belong to a token that others follow. A token's last heads thus prefetch the first ones of the next
+// token, which arrive while other tensors are processed.
+template <typename T, typename Run>
+ROPE_LOOP int64_t heads_ahead(const Run &run) {
   constexpr int64_t kMaxElements = 8192 / sizeof(T);
   int64_t ahead = 8;
-  while (stride > 0 && stride <= kMaxElements / (2 * ahead)) ahead *= 2;
+  if (!run.is_followed || run.head_stride <= 0) return ahead;
+  while (run.head_stride <= kMaxElements / (2 * ahead)) ahead *= 2;
   return ahead;
 }
 
@@ -373,7 +374,7 @@ ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, in
       ordered.cos_y = is_shared ? ordered.cos_x : arrange_angles<kInWords>(angles.cos_y, pairs, buffer[2]);
       ordered.sin_y = is_shared ? ordered.sin_x : arrange_angles<kInWords>(angles.sin_y, pairs, buffer[3]);
     }
-    const int64_t ahead = heads_ahead<T>(in.head_stride);
+    const int64_t ahead = heads_ahead<T>(in);
     for (int64_t head = 0; head < heads; ++head) {
       prefetch_pairs<T, kIn>(in, pairs, head + ahead);
       rotate_head<Rounded>(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), pairs, ordered);

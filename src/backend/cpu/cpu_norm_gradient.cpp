@@ -141,7 +141,7 @@ class NormGradientWalk {
       const int64_t batch = flat / problem_.tokens, token = flat % problem_.tokens;
       if (token_.find(problem_, batch, token, counts_faults) == kAbsent) continue;
       has_tokens = true;
-      const HeadRun heads = {run_.tensor, batch, token, 0, heads_};
+      const HeadRun heads = {run_.tensor, batch, token, 0, heads_, flat + 1 < run_.tokens.end};
       run.gradient = describe_run(job_, heads, token_);
       run.gradient.weights = &weights_;
       if (!tensor_.is_normed) {

@@ -32,6 +32,7 @@ struct Heads {
   int64_t out_stride;
   int64_t count;
   bool is_in_place;
+  bool is_followed;  // as in HeadRun
 
   Heads from(int64_t head, int64_t size) const {
     Heads rest = *this;
@@ -51,7 +52,9 @@ void rotate_windows(const RopeProblem &problem, const Heads &heads, CpuKernels::
   const Window &in = heads.in, &out = heads.out;
   const int run = pairs_of_run(in, out, pairs);
   for (int pair = 0; pair < pairs; pair += run) {
-    rotate(in.run_from(pair, size, heads.in_stride), out.run_from(pair, size, heads.out_stride), run, heads.count,
+    PairRun from = in.run_from(pair, size, heads.in_stride);
+    from.is_followed = heads.is_followed;
+    rotate(from, out.run_from(pair, size, heads.out_stride), run, heads.count,
            angles.from(pair, problem.table.is_by_channel));
   }
 }
@@ -110,7 +113,8 @@ void rotate_head_run(const RopeProblem &problem, const HeadRun &run, TokenState 
                        tensor.in_stride[kHead],
                        tensor.out_stride[kHead],
                        run.head + run.count,
-                       tensor.is_in_place};
+                       tensor.is_in_place,
+                       run.is_followed};
   process_heads(problem, heads.from(run.head, size), state, rotate_of(cpu_kernels(), *problem.geometry, Real{}),
                 angles);
 }

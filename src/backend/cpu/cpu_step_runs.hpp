@@ -95,6 +95,7 @@ StepRun<Real> describe_run(const StepJob &job, const HeadRun &heads, const StepT
   run.head_stride = rotated.in_stride[kHead];
   run.channel_stride = rotated.in_stride[kChannel];
   run.heads = heads.count;
+  run.is_followed = heads.is_followed;
   run.channels = tensor.channels;
   run.window_begin = tensor.window_begin;
   run.pairs = tensor.has_styles ? geometry.pairs() : 0;

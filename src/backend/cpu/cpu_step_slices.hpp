@@ -141,7 +141,7 @@ template <typename T>
 ROPE_LOOP void take_heads(const StepRun<float> &run, int64_t first, int max_heads, T *whole, HeadSlice<T> *slice) {
   slice->first = first;
   slice->count = run.heads - first < max_heads ? static_cast<int>(run.heads - first) : max_heads;
-  slice->ahead = heads_ahead<T>(run.head_stride);
+  slice->ahead = heads_ahead<T>(run);
   slice->is_prefetching = true;
   slice->in = slice->before = slice->behind = reinterpret_cast<const T *>(run.in) + first * run.head_stride;
   slice->in_stride = slice->others_stride = run.head_stride;

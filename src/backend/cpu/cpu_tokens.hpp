@@ -56,6 +56,7 @@ struct HeadRun {
   int64_t token;
   int64_t head;
   int64_t count;
+  bool is_followed;  // by other tokens of the task
 };
 
 // Visits a part of the rows (token, head), tokens slowest, so that the heads of a token share its angles. Calls
@@ -72,11 +73,12 @@ void walk_rows(const RopeProblem &problem, const Range &rows, const Begin &begin
       row += heads_per_token - head;
       continue;
     }
+    const bool is_followed = rows.end > (flat_token + 1) * heads_per_token;
     for (int i = 0; i < problem.num_tensors; ++i) {
       const int64_t heads = problem.tensor[i].heads;
       if (head < heads && row < rows.end) {
         const int64_t count = heads - head < rows.end - row ? heads - head : rows.end - row;
-        process(HeadRun{i, batch, token, head, count});
+        process(HeadRun{i, batch, token, head, count, is_followed});
         head += count;
         row += count;
       }
