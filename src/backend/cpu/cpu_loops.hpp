@@ -363,6 +363,7 @@ template <typename Rounded, typename T, Placement kIn, Placement kOut, typename 
 ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, int64_t heads,
                             const PairAngles<Real> angles) {
 #if defined(ROPE_HAS_VECTORS)
+  const int64_t ahead = heads_ahead<T>(in);
   if constexpr (sizeof(T) == 2 && kIn != Placement::kStrided && kOut != Placement::kStrided) {
     PairAngles<float> ordered = angles;
     float buffer[4][kMaxPairs];
@@ -374,7 +375,6 @@ ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, in
       ordered.cos_y = is_shared ? ordered.cos_x : arrange_angles<kInWords>(angles.cos_y, pairs, buffer[2]);
       ordered.sin_y = is_shared ? ordered.sin_x : arrange_angles<kInWords>(angles.sin_y, pairs, buffer[3]);
     }
-    const int64_t ahead = heads_ahead<T>(in);
     for (int64_t head = 0; head < heads; ++head) {
       prefetch_pairs<T, kIn>(in, pairs, head + ahead);
       rotate_head<Rounded>(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), pairs, ordered);
@@ -383,6 +383,9 @@ ROPE_LOOP void rotate_heads(const PairRun &in, const PairRun &out, int pairs, in
   }
 #endif
   for (int64_t head = 0; head < heads; ++head) {
+#if defined(ROPE_HAS_VECTORS)
+    if constexpr (kIn != Placement::kStrided) prefetch_pairs<T, kIn>(in, pairs, head + ahead);
+#endif
     rotate_pairs<Rounded>(pairs_of_head<T, kIn>(in, head), pairs_of_head<T, kOut>(out, head), 0, pairs, angles);
   }
 }
