@@ -111,8 +111,9 @@ struct Config {
     const int half = (config.pair_block != 0 ? config.pair_block : rotated_width()) / 2;
     return pair / half * 2 * half + pair % half + member * half;
   }
-  // Whether the oracle's arithmetic and tolerances apply to the scale and the frequencies.
+  // Whether the oracle's arithmetic and tolerances apply to the config. It rounds once.
   bool is_ordinary() const {
+    if (config.rotation_rounding != 0) return false;
     const Real size = std::fabs(scale());
     if (!(size >= 1e-3L && size <= 1e3L)) return false;
     for (int pair = 0; pair < pairs() && (config.inv_freq || config.theta != 0); ++pair) {
