@@ -25,7 +25,8 @@ int device_of_new_memory() {
 
 }  // namespace
 
-TEST_CASE("calls allocate no device memory", "[cuda][devices]") {
+// [alone]: other processes on the GPU would change its free memory.
+TEST_CASE("calls allocate no device memory", "[alone][cuda][devices]") {
   need_gpus();
   std::vector<Scenes> scenes;
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
