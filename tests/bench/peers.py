@@ -996,8 +996,18 @@ def vllm_rope():
     return imported("vllm._custom_ops", "rotary_embedding")
 
 
+def sglang(module, attribute):
+    return imported(f"sglang.kernels.ops.{module}", attribute)
+
+
 def sglang_rope():
-    return imported("sgl_kernel", "apply_rope_with_cos_sin_cache_inplace")
+    function = sglang("attention.rope", "apply_rope_with_cos_sin_cache_inplace")
+
+    def turn(positions, q, k, head_dim, table, is_neox, **options):
+        windows = (tensor.unflatten(-1, (-1, head_dim))[..., :table.shape[-1]] for tensor in (q, k))
+        function(*windows, table, positions, is_neox=is_neox, **options)
+
+    return turn
 
 
 def flashinfer_rope():
@@ -1047,26 +1057,19 @@ def vllm_swiglu(workload):
 
 
 def sglang_swiglu(workload):
-    product, group = imported("sgl_kernel", "silu_and_mul"), workload.scale_group
+    product, group = sglang("activation.activation", "silu_and_mul"), workload.scale_group
     if not workload.has_codes:
         return product
     if group:
-        try:
-            fused = imported("sglang.kernels.ops.attention.dsv4", "silu_and_mul_contig_post_quant",
-                             "sglang.jit_kernel.dsv4")
-            return lambda packed, out, scales: fused(packed, out, scales, group)
-        except NotHere:
-            quantise = imported("sgl_kernel", "sgl_per_token_group_quant_8bit")
-    else:
-        quantise = imported("sgl_kernel", "sgl_per_tensor_quant_fp8")
+        fused = sglang("quantization.per_token_group_quant", "per_token_group_quant")
+        return lambda packed, out, scales: fused(packed, out, scales, group, fuse_silu_and_mul=True,
+                                                 silu_and_mul_mode="dense")
+    quantise = sglang("quantization.per_tensor_quant_fp8", "per_tensor_quant_fp8")
     values = torch.empty(workload.rows, workload.columns, dtype=workload.dtype, device=workload.device)
 
-    def product_and_codes(packed, out, scales=None):
+    def product_and_codes(packed, out):
         product(packed, values)
-        if group:
-            quantise(values, out, scales, group, SCALE_FLOOR, -LARGEST_CODE, LARGEST_CODE, False)
-        else:
-            quantise(values, out, workload.scale, True)
+        quantise(values, out, workload.scale, True)
 
     return product_and_codes
 
@@ -1076,16 +1079,15 @@ def flashinfer_swiglu(workload):
 
 
 def step_of(find_parts):
-    """A step in a library's kernels. find_parts returns functions of a set, which run one after the other: the shortest
-    sequence of kernels that the library has."""
+    """A step in a library's kernels. find_parts returns functions of a set, which run one after the other, the shortest
+    sequence of kernels that the library has, and the outputs of each set, or None if q and k are changed in place."""
 
     def make(workload):
         if not isinstance(workload, StepWorkload):
             raise NotHere(OTHER_CASE)
         if workload.device != "cuda":
             raise NotHere("no GPU")
-        parts = find_parts(workload)
-        given = workload.given_outputs() if workload.has_code_q else None
+        parts, given = find_parts(workload)
 
         def run(i):
             for part in parts:
@@ -1097,31 +1099,46 @@ def step_of(find_parts):
     return make
 
 
+def code_outputs(workload):
+    return workload.given_outputs() if workload.has_code_q else None
+
+
 def vllm_step(workload):
-    parts = []
+    parts, given = [], code_outputs(workload)
     table, positions = torch.cat((workload.cos, workload.sin), -1), workload.positions
     size, is_neox = workload.head_dim, not workload.is_interleaved
-    if workload.has_norm:
-        norm_rope = imported("vllm._custom_ops", "fused_qk_norm_rope")
-        heads = workload.q_heads, workload.k_heads, workload.v_heads
-        parts.append(lambda i: norm_rope(workload.packed[i].flatten(1), *heads, size, NORM_EPS, *workload.weights,
-                                         table, is_neox, positions))
-    elif workload.is_turned:
-        rope = vllm_rope()
-        parts.append(lambda i: rope(positions, workload.q[i].flatten(1), workload.k[i].flatten(1), size, table,
-                                    is_neox))
-    if workload.has_cache:
-        store = imported("vllm._custom_ops", "reshape_and_cache_flash")
-        # The kernel requires the scales of k and v in any case. It takes codes as bytes.
-        scale = workload.scale if workload.has_codes else torch.ones(1, device="cuda")
-        kind = "fp8" if workload.has_codes else "auto"
-        caches = [[cache.view(torch.uint8) if workload.has_codes else cache for cache in pair]
-                  for pair in zip(workload.k_cache, workload.v_cache)]
-        parts.append(lambda i: store(workload.k[i], workload.v[i], *caches[i], workload.slots, kind, scale, scale))
+    heads, q = (workload.q_heads, workload.k_heads, workload.v_heads), workload.q
+    # Kernels with a cache require the scales of k and v in any case. They take codes as bytes.
+    scale = workload.scale if workload.has_codes else torch.ones(1, device="cuda")
+    kind = "fp8" if workload.has_codes else "auto"
+    caches = [[cache.view(torch.uint8) if workload.has_codes else cache for cache in pair]
+              for pair in zip(workload.k_cache, workload.v_cache)] if workload.has_cache else None
+    if workload.has_norm and workload.has_cache and is_neox:
+        imported("vllm._custom_ops", "fused_qknorm_rope_cache")  # allocates the outputs of this kernel
+        fused = torch.ops._C.fused_qknorm_rope_cache
+        outputs = [[torch.empty(workload.tokens, count, size, dtype=workload.dtype, device="cuda") for count in heads]
+                   for _ in range(workload.sets)]
+        q = [tensors[0] for tensors in outputs]
+        given = given or [[tensor] for tensor in q]
+        parts.append(lambda i: fused(*(tensor.flatten(1) for tensor in outputs[i]), workload.packed[i].flatten(1),
+                                     *workload.weights, *table.chunk(2, -1), positions, workload.slots, *caches[i],
+                                     size, *heads[:2], size // 2, NORM_EPS, 0.0, kind, scale, scale))
+    else:
+        if workload.has_norm:
+            norm_rope = imported("vllm._custom_ops", "fused_qk_norm_rope")
+            parts.append(lambda i: norm_rope(workload.packed[i].flatten(1), *heads, size, NORM_EPS, *workload.weights,
+                                             table, is_neox, positions))
+        elif workload.is_turned:
+            rope = vllm_rope()
+            parts.append(lambda i: rope(positions, workload.q[i].flatten(1), workload.k[i].flatten(1), size, table,
+                                        is_neox))
+        if workload.has_cache:
+            store = imported("vllm._custom_ops", "reshape_and_cache_flash")
+            parts.append(lambda i: store(workload.k[i], workload.v[i], *caches[i], workload.slots, kind, scale, scale))
     if workload.has_code_q:
-        quantise, given = imported("vllm._custom_ops", "scaled_fp8_quant"), workload.given_outputs()
-        parts.append(lambda i: quantise(workload.q[i].flatten(1), workload.scale, output=given[i][0].flatten(1)))
-    return parts
+        quantise = imported("vllm._custom_ops", "scaled_fp8_quant")
+        parts.append(lambda i: quantise(q[i].flatten(1), workload.scale, output=given[i][0].flatten(1)))
+    return parts, given
 
 
 def sglang_step(workload):
@@ -1129,7 +1146,7 @@ def sglang_step(workload):
         raise NotHere("no codes")
     parts = []
     if workload.has_norm:
-        norm = imported("sglang.jit_kernel.norm", "fused_inplace_qknorm")
+        norm = sglang("layernorm.norm", "fused_inplace_qknorm")
         parts.append(lambda i: norm(workload.q[i], workload.k[i], *workload.weights, NORM_EPS))
     # sglang's pool of tokens: the caches as [slots, H * D].
     rows = [[cache.flatten(0, 1).flatten(1) for cache in caches]
@@ -1137,18 +1154,46 @@ def sglang_step(workload):
     if workload.is_turned:
         rope, options = sglang_rope(), [{} for _ in range(workload.sets)]
         if workload.has_cache:
-            argument = imported("sgl_kernel", "FusedSetKVBufferArg")
-            options = [{"fused_set_kv_buffer_arg": argument(
-                value=workload.v[i].flatten(1), k_buffer=rows[0][i], v_buffer=rows[1][i], k_scale=None, v_scale=None,
-                cache_loc=workload.slots)} for i in range(workload.sets)]
+            argument = sglang("attention.rope", "FusedSetKVBufferArg")
+            options = [{"fused_args": argument(workload.v[i], rows[0][i], rows[1][i], workload.slots)}
+                       for i in range(workload.sets)]
         table = torch.cat((workload.cos32, workload.sin32), -1)
         parts.append(lambda i: rope(workload.positions, workload.q[i].flatten(1), workload.k[i].flatten(1),
                                     workload.head_dim, table, not workload.is_interleaved, **options[i]))
     elif workload.has_cache:
-        store = imported("sglang.jit_kernel.kvcache", "store_cache")
+        store = sglang("kvcache.kvcache", "store_cache")
         parts.append(lambda i: store(workload.k[i].flatten(1), workload.v[i].flatten(1), rows[0][i], rows[1][i],
-                                     workload.slots))
-    return parts
+                                     workload.slots, reserved_skip_index=-1))
+    return parts, None
+
+
+def sglang_computed_step(workload):
+    if not workload.has_norm or workload.has_cache:
+        raise NotHere("norm and rotation only")
+    fused, positions = sglang("attention.fused_qknorm_rope", "fused_qk_norm_rope"), workload.positions.to(torch.int32)
+    heads = workload.q_heads, workload.k_heads, workload.v_heads
+    return [lambda i: fused(workload.packed[i].flatten(1), *heads, workload.head_dim, NORM_EPS, *workload.weights,
+                            workload.theta, not workload.is_interleaved, positions, 1.0, 0.0, 0.0, 1.0)], None
+
+
+def flashinfer_fused_step(workload):
+    """The kernel that has 64 + 8 heads of bf16: its outputs are not in place, and an entry is the position in a page."""
+    if not workload.has_cache or not workload.is_turned or workload.has_codes or workload.is_interleaved:
+        raise NotHere("rotation and cache, HALF, no codes")
+    if (workload.q_heads, workload.k_heads) != (64, 8) or workload.is_resident:
+        raise NotHere("64 + 8 heads, a sequence from 0 on")
+    fused = imported("flashinfer.cake_fused_qk_rope_append", "cake_fused_qk_rmsnorm_rope_append_paged_kv_cache")
+    lengths = [torch.tensor(values, dtype=torch.int32, device="cuda")
+               for values in ([workload.tokens], [0, workload.tokens])]
+    pages = workload.pages[:-(-workload.tokens // PAGE_ENTRIES)].to(torch.int32)[None].contiguous()
+    table = torch.cat((workload.cos32, workload.sin32), -1)
+    q_weight, k_weight = (weight.float() for weight in workload.weights)
+    given = [[torch.empty(q.shape, dtype=q.dtype, device="cuda")] for q in workload.q]
+    return [lambda i: fused(workload.packed[i].flatten(1), table, *lengths, pages, workload.k_cache[i],
+                            workload.v_cache[i], num_q_heads=64, num_kv_heads=8,
+                            qk_norm_policy=2 if workload.has_norm else 0, q_norm_weight=q_weight,
+                            k_norm_weight=k_weight, eps=NORM_EPS, out_q=given[i][0],
+                            clear_unused_last_page_rows=False)], given
 
 
 def flashinfer_step(workload):
@@ -1186,7 +1231,7 @@ def flashinfer_step(workload):
         else:
             store = imported("flashinfer.page", "append_paged_kv_cache")
             parts.append(lambda i: store(workload.k[i], workload.v[i], *place, caches[i], *paged, "NHD"))
-    return parts
+    return parts, code_outputs(workload)
 
 
 def transformer_engine_rope(workload):
@@ -1229,14 +1274,16 @@ PEERS = [
     ("Liger", "liger-kernel", liger_swiglu),
     ("vLLM", "vllm", cached_rope(vllm_rope, False)),
     ("vLLM", "vllm", packed_swiglu(vllm_swiglu, codes=True)),
-    ("sglang", "sgl-kernel", cached_rope(sglang_rope, True)),
-    ("sglang", "sgl-kernel", packed_swiglu(sglang_swiglu, codes=True)),
+    ("sglang", "sglang", cached_rope(sglang_rope, True)),
+    ("sglang", "sglang", packed_swiglu(sglang_swiglu, codes=True)),
     ("flashinfer", "flashinfer-python", cached_rope(flashinfer_rope, True)),
     ("flashinfer, computed angles", "flashinfer-python", flashinfer_computed),
     ("flashinfer", "flashinfer-python", packed_swiglu(flashinfer_swiglu)),
     ("vLLM", "vllm", step_of(vllm_step)),
-    ("sglang", "sgl-kernel", step_of(sglang_step)),
+    ("sglang", "sglang", step_of(sglang_step)),
+    ("sglang, computed angles", "sglang", step_of(sglang_computed_step)),
     ("flashinfer", "flashinfer-python", step_of(flashinfer_step)),
+    ("flashinfer, one kernel", "flashinfer-python", step_of(flashinfer_fused_step)),
     ("TransformerEngine", "transformer-engine", transformer_engine_rope),
     ("TransformerEngine", "transformer-engine", transformer_engine_swiglu),
 ]
