@@ -56,7 +56,7 @@ const char *name_of_kernel(const SwigluProblem &problem, const SwigluPlan &plan)
   if (problem.grad_row_scale != nullptr) return "row sums";
   if (problem.has_codes()) {
     if (plan.is_expert_matrix) return problem.expert_rows != nullptr ? "expert codes" : "row codes";
-    return plan.has_group_warps ? "group codes" : plan.is_matrix ? "matrix codes" : "codes";
+    return plan.has_plain_groups ? "group codes" : plan.is_matrix ? "matrix codes" : "codes";
   }
   const bool has_options = plan.formula > SwigluFormula::kForm;
   if (plan.is_expert_matrix) return problem.rows.is_present() ? "row" : "expert";

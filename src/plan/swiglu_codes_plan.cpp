@@ -44,15 +44,15 @@ bool is_bare(const SwigluProblem &problem) {
          !problem.rows.is_present();
 }
 
-// Whether out has vectors of eight codes, along all axes.
-bool has_code_vectors(const SwigluProblem &problem) {
+// Whether out has vectors of so many codes, along all axes.
+bool has_code_vectors(const SwigluProblem &problem, int64_t codes = 8) {
   // Strides of pairs of codes count halves of a byte.
   const int64_t per_byte = problem.codes.has_pairs() ? 2 : 1;
   const int last = problem.ndim - 1;
   VectorBytes limit;
   limit.add(problem.out[kOut]);
   for (int axis = 0; axis < last; ++axis) limit.add(problem.out_stride[kOut][axis] / per_byte);
-  return problem.out_stride[kOut][last] == 1 && limit.value() >= 8 / per_byte;
+  return problem.out_stride[kOut][last] == 1 && limit.value() >= codes / per_byte;
 }
 
 // Plans codes of experts, of rows that are looked up, or of rows with a factor or biases, in vectors of 16 bytes.
@@ -88,8 +88,45 @@ bool has_plain_groups(const SwigluProblem &problem) {
          problem.expert_rows == nullptr && code_formula_of(problem) == SwigluFormula::kPlain;
 }
 
+// Plans a matrix with has_plain_groups().
+void choose_plain_groups(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
+  const int64_t vectors_per_multiprocessor = problem.num_elements() / plan->vector_elements / device.multiprocessors;
+  const bool may_be_wide = device.compute_capability >= kMinSwigluSpanCapability && has_code_vectors(problem, 16);
+  const SwigluGroupShape shape = problem.codes.scales.is_present()
+                                     ? swiglu_scaled_group_shape(vectors_per_multiprocessor, may_be_wide)
+                                     : swiglu_static_group_shape(vectors_per_multiprocessor);
+  plan->has_plain_groups = true;
+  plan->threads = shape.threads;
+  plan->vector_elements = shape.vector_elements;
+  plan->group_vectors = shape.vectors;
+}
+
+// Plans the lanes of a group with a written scale, if there are any, and the rows of a thread. Returns false if there is
+// no such kernel.
+bool choose_code_lanes(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
+  const SwigluCodes &codes = problem.codes;
+  const int64_t vectors = codes.group_elements / plan->vector_elements;
+  const int64_t vectors_per_multiprocessor = problem.num_elements() / plan->vector_elements / device.multiprocessors;
+  const bool is_large = vectors_per_multiprocessor > kMaxSwigluSmallCodeVectors;
+  const bool may_span = device.compute_capability >= kMinSwigluSpanCapability;
+  const bool has_scales = codes.scales.is_present();
+  if (has_scales) {
+    plan->group_vectors = may_span && ((is_large && vectors > 1) || vectors > 32) ? 2 : 1;
+    const int64_t lane_elements = int64_t{plan->group_vectors} * plan->vector_elements;
+    plan->has_code_rows = !find_group_lanes(codes.group_elements, lane_elements, &plan->group_lanes_log2);
+    if (plan->has_code_rows) return codes.scales.groups == 1;
+  }
+  const uint32_t span = codes.has_pairs() ? kSwigluCodePairSpan : kSwigluCodeSpan;
+  const int64_t rows = problem.ndim > 1 ? problem.shape[problem.ndim - 2] : 1;
+  const bool has_kernel = may_span && (plan->group_vectors == 2 || !has_scales);
+  if (has_kernel && vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) {
+    plan->rows_per_thread = span;
+  }
+  return true;
+}
+
 // Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes, or of 8 with
-// has_group_warps. Returns whether the problem is one.
+// has_plain_groups. Returns whether the problem is one.
 bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
   constexpr int64_t kElements = kMaxVectorBytes / 2;
@@ -105,39 +142,21 @@ bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, 
     if (problem.in_stride[i][last] != 1) return false;
   }
   if (in.value() < kMaxVectorBytes || !has_code_vectors(problem)) return false;
-  const int64_t vectors_per_row = columns / kElements;
-  const int64_t vectors_per_multiprocessor = problem.num_elements() / kElements / device.multiprocessors;
-  const bool may_span = device.compute_capability >= kMinSwigluSpanCapability;
-  if (codes.scales.is_present()) {
-    if (codes.scales.groups * codes.group_elements != columns) return false;
-    const bool is_large = vectors_per_multiprocessor > kMaxSwigluSmallCodeVectors;
-    const int64_t vectors = codes.group_elements / kElements;
-    plan->group_vectors = may_span && ((is_large && vectors > 1) || vectors > 32) ? 2 : 1;
-    plan->has_code_rows =
-        !find_group_lanes(codes.group_elements, plan->group_vectors * kElements, &plan->group_lanes_log2);
-    if (plan->has_code_rows && codes.scales.groups != 1) return false;
+  if (codes.scales.is_present() && codes.scales.groups * codes.group_elements != columns) return false;
+  plan->vector_elements = static_cast<int>(kElements);
+  plan->threads = kSwigluCodeThreads;
+  if (has_plain_groups(problem)) {
+    choose_plain_groups(problem, device, plan);
+  } else if (!choose_code_lanes(problem, device, plan)) {
+    return false;
   }
-  const uint32_t span = codes.has_pairs() ? kSwigluCodePairSpan : kSwigluCodeSpan;
-  const int64_t rows = last > 0 ? problem.shape[last - 1] : 1;
-  const bool has_kernel = may_span && !plan->has_code_rows && (plan->group_vectors == 2 || !codes.scales.is_present());
-  if (has_kernel && vectors_per_multiprocessor > kMinSwigluCodeSpanVectors && rows >= span) {
-    plan->rows_per_thread = span;
-  }
-  plan->has_group_warps = has_plain_groups(problem) && vectors_per_multiprocessor <= kMaxSwigluGroupWarpVectors;
   plan->is_matrix = true;
   plan->formula = code_formula_of(problem);
-  plan->vector_elements = static_cast<int>(kElements);
-  plan->vectors_per_row = vectors_per_row;
-  plan->num_vectors = problem.num_elements() / kElements;
-  plan->threads = kSwigluCodeThreads;
-  if (plan->has_group_warps) {
-    plan->threads = swiglu_group_threads(vectors_per_multiprocessor);
-    plan->vector_elements = kSwigluCodeGroup / static_cast<int>(kWarpThreads);
-    plan->vectors_per_row = columns / plan->vector_elements;
-    plan->num_vectors = problem.num_elements() / plan->vector_elements;
-  }
+  plan->vectors_per_row = columns / plan->vector_elements;
+  plan->num_vectors = problem.num_elements() / plan->vector_elements;
   if (plan->has_code_rows) {
-    const uint32_t threads = round_up_to_warps(static_cast<uint32_t>((vectors_per_row - 1) / kVectorsOfCodeRow + 1));
+    const auto vectors = static_cast<uint32_t>((plan->vectors_per_row - 1) / kVectorsOfCodeRow + 1);
+    const uint32_t threads = round_up_to_warps(vectors);
     plan->threads = threads < kMaxSwigluCodeRowThreads ? threads : kMaxSwigluCodeRowThreads;
   }
   return true;
@@ -235,7 +254,10 @@ rope_status_t plan_swiglu_codes(const char *function, const SwigluProblem &probl
   const bool is_forward_by_row = !problem.is_backward && !problem.codes.has_row_groups;
   if (is_forward_by_row && choose_expert_codes(problem, device, plan)) return ROPE_STATUS_SUCCESS;
   if (is_forward_by_row && choose_code_matrix(problem, device, plan)) {
-    if (plan->has_group_warps) return set_swiglu_grid(function, (plan->num_vectors - 1) / plan->threads + 1, plan);
+    if (plan->has_plain_groups) {
+      const int64_t threads = plan->num_vectors / plan->group_vectors;
+      return set_swiglu_grid(function, (threads - 1) / plan->threads + 1, plan);
+    }
     if (plan->has_code_rows) return set_swiglu_grid(function, plan->num_vectors / plan->vectors_per_row, plan);
     return set_swiglu_grid(function, (num_code_matrix_threads(problem, *plan) - 1) / plan->threads + 1, plan);
   }

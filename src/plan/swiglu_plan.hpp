@@ -40,9 +40,9 @@ struct SwigluPlan {
   bool is_flat;  // matrices backward: tensors of one short row, which the flat kernel processes
   bool is_expert_matrix;
   uint32_t group_lanes_log2;     // codes: lanes of a group with a written scale
-  uint32_t group_vectors = 1;    // matrices to codes: vectors of each of these lanes
+  uint32_t group_vectors = 1;    // matrices to codes: vectors of each of these lanes, or of each thread
   bool has_code_rows;            // matrices to codes: a block processes a row, which has one scale
-  bool has_group_warps;          // matrices to codes, in short launches: a warp processes 128 channels
+  bool has_plain_groups;         // matrices to codes of E4M3, with nothing but scales: groups of 128 channels
   bool begins_last;              // SwigluMatrixShape's
   uint32_t rows_per_thread = 1;  // more for matrices with biases or soft caps, and matrices to codes
 

@@ -293,27 +293,33 @@ constexpr int kSwigluMaxHalfVectorThreads = 300;  // for each multiprocessor: up
 constexpr uint32_t kSwigluPartVectors = 128;      // that a warp takes at a time of a row of an expert
 // For kernels of matrices that become codes. The next launch begins behind the loads: 1.11 us, at once 1.32.
 constexpr uint32_t kSwigluCodeThreads = 128;
-// Kernels of spans, whose threads have several rows and two vectors of a group, and those of plain experts, need an
+// Kernels whose threads have two vectors of a group, spans of several rows, and kernels of plain experts need an
 // instruction for codes of 8 bits.
 constexpr int kMinSwigluSpanCapability = 89;
-// Up to so many vectors for each multiprocessor, a thread has one vector of a group instead of two. Scales by 128,
-// before kMaxSwigluGroupWarpVectors: 869: 2.91 us against 3.10 with two vectors; 3475: 9.14 and 8.24.
+// Up to so many vectors for each multiprocessor, a thread has one vector of a group instead of two.
 constexpr int64_t kMaxSwigluSmallCodeVectors = 1800;
-// Above so many, a thread takes several rows. NVIDIA H100, 2026-11-27, with 1, 2, 4 and 8 rows at 111 000: scales by
-// 128 191.5, 192.6, 196.1 and 198.3 us, codes of 4 bits 186.3, 177.8, 180.1 and 182.8. On an H200, which has more
-// bandwidth, instructions limit the speed; the next two are for it.
+// Above so many, a thread takes several rows: on an H200, where instructions limit the speed.
 constexpr int64_t kMinSwigluCodeSpanVectors = 14000;
 constexpr uint32_t kSwigluCodeSpan = 2;
 constexpr uint32_t kSwigluCodePairSpan = 4;  // codes of 4 bits, whose arithmetic limits the speed
-// Up to so many vectors, a warp has kSwigluCodeGroup channels, if a call needs nothing but a scale. Many small blocks
-// begin too slowly. NVIDIA H100, 2026-11-27, scales by 128 with 128, 256 and 512 threads in a block: 13 vectors 0.91,
-// 0.92 and 1.30 us, 108: 1.11, 1.30 and 1.29, 869: 3.08, 2.42 and 2.19, 3475: 9.87, 8.16 and 8.54.
-constexpr int64_t kMaxSwigluGroupWarpVectors = 4000;
+// Matrices to codes of E4M3 that need nothing but scales, in groups of kSwigluCodeGroup channels: the elements of a
+// vector, the vectors of a thread and the threads of a block, by vectors of eight elements for each multiprocessor.
+// TUNING.md has the times.
 constexpr int kSwigluCodeGroup = 128;
-constexpr uint32_t kMaxSwigluGroupThreads = 512;
-constexpr uint32_t swiglu_group_threads(int64_t vectors_per_multiprocessor) {
-  constexpr int64_t kFew = 300, kMany = 1800;
-  return vectors_per_multiprocessor <= kFew ? 128 : vectors_per_multiprocessor <= kMany ? kMaxSwigluGroupThreads : 256;
+constexpr uint32_t kMaxSwigluGroupThreads = 256;
+struct SwigluGroupShape {
+  int vector_elements;
+  uint32_t vectors, threads;
+};
+constexpr SwigluGroupShape swiglu_static_group_shape(int64_t vectors_per_multiprocessor) {
+  constexpr int64_t kFew = 50;
+  return {8, 1, vectors_per_multiprocessor <= kFew ? 128 : kMaxSwigluGroupThreads};
+}
+constexpr SwigluGroupShape swiglu_scaled_group_shape(int64_t vectors_per_multiprocessor, bool may_be_wide) {
+  constexpr int64_t kFew = 300, kMany = 7000;
+  if (vectors_per_multiprocessor <= kFew) return {4, 1, 128};
+  if (vectors_per_multiprocessor <= kMany || !may_be_wide) return {8, 1, 128};
+  return {8, 2, kMaxSwigluGroupThreads};
 }
 constexpr uint32_t kMaxSwigluCodeRowThreads = 512;  // of a block of a row that has one scale
 constexpr int kVectorsOfCodeRow = 4;                // that a thread holds there

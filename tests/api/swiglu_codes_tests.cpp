@@ -383,6 +383,12 @@ CodesCase nvfp4() {
   return codes;
 }
 
+// Whether the first rows of two matrices without gaps are equal.
+bool have_equal_rows(const rope_tensor_t &a, const rope_tensor_t &b, int64_t rows) {
+  const auto bytes = static_cast<size_t>(rows * a.stride[0] * oracle::element_size(a.dtype));
+  return std::memcmp(a.data, b.data, bytes) == 0;
+}
+
 // A floor above all magnitudes, and a NaN and an infinity among the values.
 void check_extremes(CodesCase codes) {
   codes.floor = 1000;
@@ -446,8 +452,7 @@ TEST_CASE("SwiGLU to codes writes scales by row and by group", "[swiglu][codes][
 }
 
 // On CUDA these take kernels of their own.
-TEST_CASE("SwiGLU to codes of few rows of whole groups of 128 channels, with nothing but a scale",
-          "[swiglu][codes][sanitize]") {
+TEST_CASE("SwiGLU to codes of whole groups of 128 channels, with nothing but a scale", "[swiglu][codes][sanitize]") {
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F16, ROPE_DTYPE_BF16}) {
     for (const bool rounds_first : {false, true}) {
       CodesCase given;
@@ -478,6 +483,70 @@ TEST_CASE("SwiGLU to codes of few rows of whole groups of 128 channels, with not
         codes.scale_placement = Placement().order({2, 1, 0}).gap(0, 3);
         if (scale == ROPE_DTYPE_F32) codes.flags = ROPE_QUANT_FLAG_POWER_OF_TWO;
         codes.check();
+        codes.shape = {31, 16384};  // more than 300 vectors for each of 132 multiprocessors
+        codes.groups = 128;
+        codes.check();
+        codes.shape = {61, 1152};  // more than 7000 for one, and no whole warps
+        codes.groups = 9;
+        codes.is_split = false;
+        codes.scale_placement = Placement().gap(0, 1);
+        codes.check();
+        codes.out_placement = Placement().gap(0, 8);  // no vectors of 16 codes
+        codes.check();
+      }
+    }
+  }
+}
+
+// By the rows of a launch, a thread has 4, 8 or 16 channels of a group. A matrix and its parts have the same codes.
+TEST_CASE("codes in groups of 128 channels do not depend on the number of rows", "[swiglu][codes][determinism]") {
+  for (const Device &device : devices()) {
+#if defined(ROPE_TEST_SIMULATION)
+    const bool is_large = false;
+#else
+    const bool is_large = device.kind == ROPE_DEVICE_CUDA;
+#endif
+    // More than 7000 vectors for each multiprocessor, of up to 169 or of one that is simulated; and no whole warps.
+    const Shape shape = is_large ? Shape{641, 14976} : Shape{61, 1152};
+    const int64_t parts[] = {shape[0], is_large ? 128 : 16, is_large ? 16 : 2};
+    for (const rope_dtype_t scale : {ROPE_DTYPE_F32, ROPE_DTYPE_F8_E8M0}) {
+      for (const bool is_written : {false, true}) {
+        INFO("on " << device << ", scales of type " << scale << ", written " << is_written);
+        Workspace workspace(29);
+        swiglu_args_t args = swiglu_args();
+        for (rope_tensor_t *const input : {&args.gate, &args.up}) {
+          *input = workspace.tensor(ROPE_DTYPE_BF16, shape);
+          workspace.fill_normal(*input);
+        }
+        const rope_tensor_t given = workspace.tensor(ROPE_DTYPE_F32, {1});
+        workspace.fill(given, [](const Index &) { return Real{0.01}; });
+        rope_tensor_t out[3], scales[3];
+        for (int i = 0; i < 3; ++i) {
+          out[i] = workspace.tensor(ROPE_DTYPE_F8_E4M3, shape);
+          scales[i] = workspace.tensor(scale, {shape[0], shape[1] / 128});
+        }
+        workspace.freeze();
+        swiglu_config_t config = swiglu_config_for(device);
+        config.dtype = ROPE_DTYPE_BF16;
+        const SwigluDesc desc = create(config);
+        for (int i = 0; i < 3; ++i) {
+          for (int64_t first = 0; first < shape[0]; first += parts[i]) {
+            const int64_t rows = std::min(parts[i], shape[0] - first);
+            swiglu_args_t part = args;
+            swiglu_quant_args_t quant = SWIGLU_QUANT_ARGS_INIT;
+            part.gate = narrow(args.gate, 0, first, rows);
+            part.up = narrow(args.up, 0, first, rows);
+            part.out = narrow(out[i], 0, first, rows);
+            (is_written ? quant.scales_out : quant.scale) = is_written ? narrow(scales[i], 0, first, rows) : given;
+            part.quant = &quant;
+            REQUIRE(run(device, desc.get(), Direction::Forward, part, workspace) == ROPE_STATUS_SUCCESS);
+          }
+        }
+        for (int i = 1; i < 3; ++i) {
+          CHECK(have_equal_rows(out[0], out[i], shape[0]));
+          if (is_written) CHECK(have_equal_rows(scales[0], scales[i], shape[0]));
+        }
+        CHECK(workspace.guards_hold());
       }
     }
   }
@@ -759,12 +828,8 @@ TEST_CASE("codes of large matrices are those of their parts", "[swiglu][codes][f
       for (int64_t first = 0; first < shape[0]; first += kPart) {
         run_rows(1, first, std::min(kPart, shape[0] - first), first / kPart + 1);
       }
-      const auto are_equal = [&](const rope_tensor_t(&of)[2], int64_t rows) {
-        const auto bytes = static_cast<size_t>(rows * of[0].stride[0] * oracle::element_size(of[0].dtype));
-        return std::memcmp(of[0].data, of[1].data, bytes) == 0;
-      };
-      CHECK(are_equal(out, written));
-      if (each.group != 0) CHECK(are_equal(scales, each.has_tiles ? padded_rows : written));
+      CHECK(have_equal_rows(out[0], out[1], written));
+      if (each.group != 0) CHECK(have_equal_rows(scales[0], scales[1], each.has_tiles ? padded_rows : written));
       CHECK(bits_at(amax[0], {}) == bits_at(amax[1], {}));
       CHECK((bits_at(amax[0], {}) != 0) == (written > 0));
       CHECK(workspace.guards_hold());

@@ -51,13 +51,13 @@ Call call_of(SwigluVariant variant) {
     case kSwigluLookupGradients:
       return call<SwigluExpertParams>;
     case kSwigluCodeMatrix:
-    case kSwigluCodeSpans:
     case kSwigluScaledCodeMatrix:
     case kSwigluScaledCodeSpans:
     case kSwigluCodeRows:
       return call<SwigluCodeMatrixParams>;
     case kSwigluCodeGroups:
     case kSwigluScaledCodeGroups:
+    case kSwigluWideCodeGroups:
       return call<SwigluCodeGroupParams>;
     case kSwigluExpertCodes:
     case kSwigluRowCodes:

@@ -1139,7 +1139,8 @@ TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
   geglu.activation = rope::Activation::kGegluTanh;
   constexpr rope_dtype_t kCode = ROPE_DTYPE_F8_E4M3, kPairs = ROPE_DTYPE_F4_E2M1X2;
   const std::string matrix = "matrix codes kernel, vectors of 16 bytes, grid ";
-  const std::string group = "group codes kernel, vectors of 8 bytes, grid ";
+  const std::string group = "group codes kernel, vectors of 16 bytes, grid ";
+  const std::string short_group = "group codes kernel, vectors of 8 bytes, grid ";
   const std::string expert = "expert codes kernel, vectors of 16 bytes, grid ";
   const std::string row = "row codes kernel, vectors of 16 bytes, grid ", element = "codes kernel, vectors of ";
   const struct {
@@ -1148,16 +1149,20 @@ TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
     Options options;
     std::string kernel;
   } rows[] = {
-      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode}, group + "160 x 1 of 128"},
-      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "160 x 1 of 128"},
+      {{20, 2048}, false, {kPlain, false, false, 0, false, 0, kCode}, group + "40 x 1 of 128"},
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode}, group + "40 x 1 of 256"},
+      {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, short_group + "160 x 1 of 128"},
       {{40, 2056}, false, {kPlain, false, false, 0, false, 0, kCode}, matrix + "81 x 1 of 128"},
       {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 64}, matrix + "80 x 1 of 128"},
-      {{64, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "448 x 1 of 512"},
+      {{64, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "896 x 1 of 128"},
       {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 512}, matrix + "40 x 1 of 128"},
-      {{256, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "3584 x 1 of 256"},
-      {{512, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "3584 x 1 of 128"},
-      {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, matrix + "28672 x 1 of 128"},
-      {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kCode}, matrix + "114674 x 1 of 128"},
+      {{256, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "3584 x 1 of 128"},
+      {{512, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "7168 x 1 of 128"},
+      {{1024, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "3584 x 1 of 256"},
+      {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 128}, group + "28669 x 1 of 256"},
+      {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kCode, 64}, matrix + "28672 x 1 of 128"},
+      {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kCode}, group + "57337 x 1 of 256"},
+      {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, ROPE_DTYPE_F8_E5M2}, matrix + "114674 x 1 of 128"},
       {{8191, 14336}, false, {kPlain, false, false, 0, false, 0, kPairs, 16}, matrix + "14336 x 1 of 128"},
       {{40, 2048}, false, {kPlain, false, false, 0, false, 0, kCode, 2048}, matrix + "40 x 1 of 64"},
       {{40, 28672}, false, {kPlain, false, false, 0, false, 0, kCode, 28672}, matrix + "40 x 1 of 512"},
@@ -1184,8 +1189,11 @@ TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
 }
 
 TEST_CASE("GPUs without an instruction for codes have one vector of one row for each thread", "[swiglu plan]") {
-  const rope::SwigluProblem matrix = compact_problem(ROPE_DTYPE_BF16, {8191, 14336}, false, 0, false,
-                                                     {kPlain, false, false, 0, false, 0, ROPE_DTYPE_F8_E4M3, 128});
+  const auto matrix_of = [](int64_t group) {
+    return compact_problem(ROPE_DTYPE_BF16, {8191, 14336}, false, 0, false,
+                           {kPlain, false, false, 0, false, 0, ROPE_DTYPE_F8_E4M3, group});
+  };
+  const rope::SwigluProblem matrix = matrix_of(64), plain_groups = matrix_of(128);
   const rope::SwigluProblem experts = compact_problem(ROPE_DTYPE_BF16, {8, 64, 2048}, false, 0, false,
                                                       {kPlain, false, true, 0, false, 0, ROPE_DTYPE_F8_E4M3, 128});
   for (const rope::DeviceInfo &device : kDevices) {
@@ -1196,6 +1204,9 @@ TEST_CASE("GPUs without an instruction for codes have one vector of one row for 
     CHECK(plan.is_matrix);
     CHECK(plan.group_vectors == (has_instruction ? 2 : 1));
     CHECK(plan.rows_per_thread == (has_instruction ? 2 : 1));
+    REQUIRE(rope::plan_swiglu("swiglu_forward", plain_groups, device, &plan) == ROPE_STATUS_SUCCESS);
+    CHECK(plan.has_plain_groups);
+    CHECK(plan.group_vectors == (has_instruction ? 2 : 1));
     REQUIRE(rope::plan_swiglu("swiglu_forward", experts, device, &plan) == ROPE_STATUS_SUCCESS);
     CHECK(plan.is_expert_matrix);
     CHECK(plan.formula == (has_instruction ? rope::SwigluFormula::kPlain : rope::SwigluFormula::kBiases));

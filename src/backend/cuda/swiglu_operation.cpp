@@ -324,11 +324,14 @@ rope_status_t run_swiglu_code_groups(const char *function, const SwigluProblem &
   params.scale_multiplies = codes.scale_multiplies;
   params.groups_per_row =
       FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row * plan.vector_elements / kSwigluCodeGroup));
-  params.num_threads = static_cast<uint32_t>(plan.num_vectors);
+  params.num_threads = static_cast<uint32_t>(plan.num_vectors / plan.group_vectors);
   params.floor = codes.scales.floor;
   params.form = codes.scales.form;
   params.rounds_first = codes.rounds_first;
-  const SwigluVariant variant = {has_scales ? kSwigluScaledCodeGroups : kSwigluCodeGroups, plan.formula, false};
+  const SwigluWork work = !has_scales               ? kSwigluCodeGroups
+                          : plan.group_vectors == 1 ? kSwigluScaledCodeGroups
+                                                    : kSwigluWideCodeGroups;
+  const SwigluVariant variant = {work, plan.formula, false};
   return launch_kernel(function, problem.dtype, plan.vector_elements, variant, plan, &params, device_index, stream);
 }
 
@@ -366,9 +369,10 @@ rope_status_t run_swiglu_code_matrix(const char *function, const SwigluProblem &
   params.codes = codes;
   params.has_padding = codes.has_padding();
   params.lanes_log2 = plan.group_lanes_log2;
-  const SwigluWork work = plan.has_code_rows ? kSwigluCodeRows
-                          : has_groups ? (plan.group_vectors == 1 ? kSwigluScaledCodeMatrix : kSwigluScaledCodeSpans)
-                                       : (plan.rows_per_thread == 1 ? kSwigluCodeMatrix : kSwigluCodeSpans);
+  const SwigluWork work = plan.has_code_rows        ? kSwigluCodeRows
+                          : !has_groups             ? kSwigluCodeMatrix
+                          : plan.group_vectors == 1 ? kSwigluScaledCodeMatrix
+                                                    : kSwigluScaledCodeSpans;
   const SwigluVariant variant = {work, plan.formula, false};
   return launch_kernel(function, problem.dtype, plan.vector_elements, variant, plan, &params, device_index, stream);
 }
@@ -448,7 +452,7 @@ rope_status_t run_problem(const char *function, const SwigluProblem &problem, co
   if (problem.grad_row_scale != nullptr) return run_swiglu_row_sums(function, problem, plan, device_index, stream);
   if (problem.has_codes()) {
     if (plan.is_expert_matrix) return run_swiglu_expert_codes(function, problem, plan, device_index, stream);
-    if (plan.has_group_warps) return run_swiglu_code_groups(function, problem, plan, device_index, stream);
+    if (plan.has_plain_groups) return run_swiglu_code_groups(function, problem, plan, device_index, stream);
     return plan.is_matrix ? run_swiglu_code_matrix(function, problem, plan, device_index, stream)
                           : run_swiglu_codes(function, problem, plan, device_index, stream);
   }

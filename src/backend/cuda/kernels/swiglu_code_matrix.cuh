@@ -4,9 +4,9 @@
 //   row of each matrix      0 … 7     8 … 15    …    … columns-1
 //   vector of the row         0         1       …    vectors_per_row - 1
 //
-// swiglu_code_matrix_kernel: a thread has one vector or, with HasSpan, the same vector of rows_per_thread rows, one
-// after the other. With written scales it has kVectors vectors of a row. The group of a scale has 2^lanes_log2
-// neighbouring lanes of a warp, which find its largest magnitude by shuffles. With two vectors:
+// swiglu_code_matrix_kernel: a thread has kVectors vectors of a row. Without written scales, or with two vectors, it has
+// those of rows_per_thread rows, one after the other. The group of a scale has 2^lanes_log2 neighbouring lanes of a
+// warp, which find its largest magnitude by shuffles. With two vectors:
 //
 //   vector of the group     0   1   …   lanes-1   lanes   lanes+1   …   2*lanes-1
 //   lane                    0   1   …   lanes-1     0        1      …    lanes-1
@@ -80,31 +80,32 @@ __device__ __forceinline__ void compute_values(const SwigluCodeMatrixParams &par
   for (int i = 0; i < 8; ++i) result[i] = of_vector[kOut][i];
 }
 
-template <typename T, bool IsPlain, bool HasScales, bool HasSpan, int kVectors>
+template <typename T, bool IsPlain, bool HasScales, int kVectors>
 __global__ void __launch_bounds__(kSwigluCodeThreads)
     swiglu_code_matrix_kernel(const __grid_constant__ SwigluCodeMatrixParams params) {
   static_assert(sizeof(T) == 2, "");
-  if constexpr (HasSpan && !kHasFurtherCodeKernels) __trap();
+  constexpr bool kHasSpan = kVectors > 1 || !HasScales;
+  if constexpr (kVectors > 1 && !kHasFurtherCodeKernels) __trap();
   const SwigluCodes &codes = params.codes;
   const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x, lanes = HasScales ? 1u << params.lanes_log2 : 1;
   const DivmodResult at = params.units_per_row.divmod(HasScales ? index >> params.lanes_log2 : index);
   const uint32_t unit = at.remainder, lane = HasScales ? index & (lanes - 1) : 0;
   const uint32_t first = unit * (kVectors * lanes) + lane;
   CodeRow row(params, at.quotient);
-  if (HasSpan) row.row *= params.rows_per_thread;
+  if (kHasSpan) row.row *= params.rows_per_thread;
   const char *gate = row.find(params.in[kGate], params.in_stride[kGate]) + uint64_t{first} * 16;
   const char *up = row.find(params.in[kUp], params.in_stride[kUp]) + uint64_t{first} * 16;
   wait_for_previous_launch();
   const bool is_inside = index < params.num_threads;
-  const uint32_t rows_there = is_inside ? row.count_rows(params, HasSpan ? params.rows_per_thread : 1) : 0;
+  const uint32_t rows_there = is_inside ? row.count_rows(params, kHasSpan ? params.rows_per_thread : 1) : 0;
   char *out = params.out;
   int64_t scales = 0;
   float given = 1, factor = 1, largest_of_all = 0;
   // All lanes of a warp take part in the shuffles, those of rows that do not exist with 0.
-  const uint32_t rounds = !HasSpan ? 1 : HasScales ? params.rows_per_thread : rows_there;
+  const uint32_t rounds = !HasScales ? rows_there : kHasSpan ? params.rows_per_thread : 1;
 #pragma unroll 1
   for (uint32_t round = 0; round < rounds; ++round) {
-    const bool is_there = (HasSpan && !HasScales) || round < rows_there;
+    const bool is_there = !HasScales || round < rows_there;
     float value[kVectors][8], largest = 0;
     if (is_there) {
       if (round == 0) given = codes.given_scale(row.expert);
@@ -213,17 +214,14 @@ template <typename T>
 const void *find_swiglu_code_kernel(SwigluVariant variant) {
   switch (variant.work) {
     case kSwigluCodeMatrix:
-      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, false, false, 1>,
-                          swiglu_code_matrix_kernel<T, false, false, false, 1>);
-    case kSwigluCodeSpans:
-      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, false, true, 1>,
-                          swiglu_code_matrix_kernel<T, false, false, true, 1>);
+      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, false, 1>,
+                          swiglu_code_matrix_kernel<T, false, false, 1>);
     case kSwigluScaledCodeMatrix:
-      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, true, false, 1>,
-                          swiglu_code_matrix_kernel<T, false, true, false, 1>);
+      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, true, 1>,
+                          swiglu_code_matrix_kernel<T, false, true, 1>);
     case kSwigluScaledCodeSpans:
-      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, true, true, 2>,
-                          swiglu_code_matrix_kernel<T, false, true, true, 2>);
+      return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, true, 2>,
+                          swiglu_code_matrix_kernel<T, false, true, 2>);
     default:
       return pick_by_form(variant, swiglu_code_row_kernel<T, true>, swiglu_code_row_kernel<T, false>);
   }

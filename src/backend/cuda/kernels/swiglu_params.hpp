@@ -25,12 +25,12 @@ enum SwigluWork {
   kSwigluLookup,                       // forward: SwigluPlan::is_expert_matrix with SwigluProblem::rows
   kSwigluLookupGradients,
   kSwigluCodeMatrix,        // forward to codes: SwigluPlan::is_matrix, without written scales
-  kSwigluCodeSpans,         // likewise, several rows for each thread
   kSwigluScaledCodeMatrix,  // forward to codes: SwigluPlan::is_matrix, with a scale for each group of a row
   kSwigluScaledCodeSpans,   // likewise, two vectors of a group and any number of rows for each thread
   kSwigluCodeRows,          // forward to codes: SwigluPlan::is_matrix, with a scale for each row
-  kSwigluCodeGroups,        // forward to codes: SwigluPlan::has_group_warps, without written scales
+  kSwigluCodeGroups,        // forward to codes: SwigluPlan::has_plain_groups, without written scales
   kSwigluScaledCodeGroups,  // likewise, with a scale for each group
+  kSwigluWideCodeGroups,    // likewise, two vectors for each thread
   kSwigluExpertCodes,       // forward to codes: SwigluPlan::is_expert_matrix
   kSwigluRowCodes,          // forward to codes: SwigluPlan::is_expert_matrix without SwigluProblem::expert_rows
   kSwigluCodes,             // forward to codes of 8 or 4 bits: SwigluProblem::has_codes

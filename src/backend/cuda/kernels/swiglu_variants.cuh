@@ -34,7 +34,6 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluFlatMatrixGradients:
       return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
     case kSwigluCodeMatrix:
-    case kSwigluCodeSpans:
     case kSwigluScaledCodeMatrix:
     case kSwigluScaledCodeSpans:
     case kSwigluCodeRows:
@@ -44,11 +43,10 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
       return nullptr;
     case kSwigluCodeGroups:
     case kSwigluScaledCodeGroups:
+    case kSwigluWideCodeGroups:
       if constexpr (kSize == 2) {
-        if (vector_elements == 4 && !variant.is_alternating && variant.formula == SwigluFormula::kPlain) {
-          return variant.work == kSwigluCodeGroups ? reinterpret_cast<const void *>(swiglu_code_group_kernel<T, false>)
-                                                   : reinterpret_cast<const void *>(swiglu_code_group_kernel<T, true>);
-        }
+        if (variant.is_alternating || variant.formula != SwigluFormula::kPlain) return nullptr;
+        return find_swiglu_code_group_kernel<T>(vector_elements, variant.work);
       }
       return nullptr;
     case kSwigluExpertCodes:
