@@ -6,7 +6,8 @@ NAME-decode.png, times of decode.
 usage: plots.py NAME.json [--check]
 
 A bar shows the fastest implementation of librope or of the peers for a workload; the bar of the peers has the fastest
-one's name. The peers do not use programmatic dependent launch, so librope with it has separate bars, for decode only.
+one's name. sglang uses programmatic dependent launch, flashinfer in norms and SwiGLU, the others do not. librope has
+bars without it and, for decode, bars with it.
 The script needs matplotlib. --check does not: it fails if the pictures show other figures than NAME.json.
 """
 
