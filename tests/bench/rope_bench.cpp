@@ -3,12 +3,12 @@
 //
 // usage: rope-bench [--device cpu|cuda] [--case GLOB] [--json FILE] [--commit ID] [--list] [--tiny]
 //
-//   --device  without it the GPU where there is one; a GPU's run has the cases of the CPU too
-//   --case    only cases whose names match, as a shell matches file names ('*' also takes '/'); may be given again
-//   --json    writes every figure to FILE, anew after each case, so that a run that is stopped keeps what it has
-//   --commit  stands in the results; else ROPE_BENCH_COMMIT does
+//   --device  the default is the GPU, if there is one; a run on a GPU includes the cases of the CPU
+//   --case    runs only cases whose names match, as a shell matches file names ('*' matches '/' too); may be repeated
+//   --json    writes every figure to FILE, anew after each case, so that a run that is stopped keeps its results
+//   --commit  the commit that the results name; the default is ROPE_BENCH_COMMIT of the environment
 //   --list    prints the cases with their geometry and demands, and ends
-//   --tiny    every case once at a tiny size: checks results, and that this program works; its times mean nothing
+//   --tiny    runs every case once at a tiny size, to check results and this program; its times mean nothing
 //
 // Bytes are the least that the operation can move: every accessed element is read once and written once, not counting
 // positions and tables. Each case is first checked against an oracle in double, with poisoned outputs. On a GPU it is
