@@ -101,8 +101,8 @@ void choose_plain_groups(const SwigluProblem &problem, const DeviceInfo &device,
   plan->group_vectors = shape.vectors;
 }
 
-// Plans the lanes of a group with a written scale, if there are any, and the rows of a thread. Returns false if there is
-// no such kernel.
+// Plans the lanes of a group with a written scale, if there are any, and the rows of a thread. Returns false if there
+// is no such kernel.
 bool choose_code_lanes(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
   const int64_t vectors = codes.group_elements / plan->vector_elements;
@@ -125,8 +125,8 @@ bool choose_code_lanes(const SwigluProblem &problem, const DeviceInfo &device, S
   return true;
 }
 
-// Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes, or of 8 with
-// has_plain_groups. Returns whether the problem is one.
+// Plans matrices of 16 bits, with at most one further axis, that become codes in vectors of 16 bytes, or of 8 in
+// short launches with has_plain_groups. Returns whether the problem is one.
 bool choose_code_matrix(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
   constexpr int64_t kElements = kMaxVectorBytes / 2;

@@ -486,7 +486,7 @@ TEST_CASE("SwiGLU to codes of whole groups of 128 channels, with nothing but a s
         codes.shape = {31, 16384};  // more than 300 vectors for each of 132 multiprocessors
         codes.groups = 128;
         codes.check();
-        codes.shape = {61, 1152};  // more than 7000 for one, and no whole warps
+        codes.shape = {61, 1152};  // more than 7000 for one, as in rope_simulation_tests.long; no whole warps
         codes.groups = 9;
         codes.is_split = false;
         codes.scale_placement = Placement().gap(0, 1);
@@ -499,14 +499,15 @@ TEST_CASE("SwiGLU to codes of whole groups of 128 channels, with nothing but a s
 }
 
 // By the rows of a launch, a thread has 4, 8 or 16 channels of a group. A matrix and its parts have the same codes.
-TEST_CASE("codes in groups of 128 channels do not depend on the number of rows", "[swiglu][codes][determinism]") {
+TEST_CASE("codes in groups of 128 channels do not depend on the number of rows",
+          "[swiglu][codes][determinism][sanitize]") {
   for (const Device &device : devices()) {
 #if defined(ROPE_TEST_SIMULATION)
     const bool is_large = false;
 #else
     const bool is_large = device.kind == ROPE_DEVICE_CUDA;
 #endif
-    // More than 7000 vectors for each multiprocessor, of up to 169 or of one that is simulated; and no whole warps.
+    // More than 7000 vectors for each multiprocessor, of up to 171 or of one that is simulated; and no whole warps.
     const Shape shape = is_large ? Shape{641, 14976} : Shape{61, 1152};
     const int64_t parts[] = {shape[0], is_large ? 128 : 16, is_large ? 16 : 2};
     for (const rope_dtype_t scale : {ROPE_DTYPE_F32, ROPE_DTYPE_F8_E8M0}) {

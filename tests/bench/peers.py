@@ -17,8 +17,8 @@ usage: peers.py [--library FILE] [--case GLOB]... [--json FILE] [--rope-bench FI
 The implementations are librope through ctypes; the formulas of Hugging Face's models in torch, eager and compiled
 (modes default and max-autotune-no-cudagraphs); Triton kernels as in the tutorials; and flash-attn, Liger, vLLM, sglang,
 flashinfer and TransformerEngine if they are installed. For a step (norm, rotation, cache), and for outputs that are
-codes, vLLM, sglang and flashinfer run the shortest sequence of kernels that they have. The preparation of an
-implementation (tables of cosines, gathered rows, flat views) is not timed.
+codes, vLLM, sglang and flashinfer run the kernels that they have for it; where one kernel or several can do it, both
+ways are measured. The preparation of an implementation (tables of cosines, gathered rows, flat views) is not timed.
 
 Method: the results of each implementation are first compared with a reference in double; the memory of its outputs is
 filled with NaN before. Codes times their scale may differ from it by the distance to the next code. Times are medians
@@ -1079,8 +1079,8 @@ def flashinfer_swiglu(workload):
 
 
 def step_of(find_parts):
-    """A step in a library's kernels. find_parts returns functions of a set, which run one after the other, the shortest
-    sequence of kernels that the library has, and the outputs of each set, or None if q and k are changed in place."""
+    """A step in a library's kernels. find_parts returns functions of a set, which run one after the other, and the
+    outputs of each set, or None if q and k are changed in place."""
 
     def make(workload):
         if not isinstance(workload, StepWorkload):
@@ -1103,7 +1103,13 @@ def code_outputs(workload):
     return workload.given_outputs() if workload.has_code_q else None
 
 
-def vllm_step(workload):
+def vllm_fused_step(workload):
+    if not (workload.has_norm and workload.has_cache) or workload.is_interleaved:
+        raise NotHere("norm, rotation and cache, HALF")
+    return vllm_step(workload, is_fused=True)
+
+
+def vllm_step(workload, is_fused=False):
     parts, given = [], code_outputs(workload)
     table, positions = torch.cat((workload.cos, workload.sin), -1), workload.positions
     size, is_neox = workload.head_dim, not workload.is_interleaved
@@ -1113,7 +1119,7 @@ def vllm_step(workload):
     kind = "fp8" if workload.has_codes else "auto"
     caches = [[cache.view(torch.uint8) if workload.has_codes else cache for cache in pair]
               for pair in zip(workload.k_cache, workload.v_cache)] if workload.has_cache else None
-    if workload.has_norm and workload.has_cache and is_neox:
+    if is_fused:
         imported("vllm._custom_ops", "fused_qknorm_rope_cache")  # allocates the outputs of this kernel
         fused = torch.ops._C.fused_qknorm_rope_cache
         outputs = [[torch.empty(workload.tokens, count, size, dtype=workload.dtype, device="cuda") for count in heads]
@@ -1177,7 +1183,7 @@ def sglang_computed_step(workload):
 
 
 def flashinfer_fused_step(workload):
-    """The kernel that has 64 + 8 heads of bf16: its outputs are not in place, and an entry is the position in a page."""
+    """The kernel for 64 + 8 heads of bf16. Its outputs are not in place, and an entry is the position in a page."""
     if not workload.has_cache or not workload.is_turned or workload.has_codes or workload.is_interleaved:
         raise NotHere("rotation and cache, HALF, no codes")
     if (workload.q_heads, workload.k_heads) != (64, 8) or workload.is_resident:
@@ -1280,6 +1286,7 @@ PEERS = [
     ("flashinfer, computed angles", "flashinfer-python", flashinfer_computed),
     ("flashinfer", "flashinfer-python", packed_swiglu(flashinfer_swiglu)),
     ("vLLM", "vllm", step_of(vllm_step)),
+    ("vLLM, one kernel", "vllm", step_of(vllm_fused_step)),
     ("sglang", "sglang", step_of(sglang_step)),
     ("sglang, computed angles", "sglang", step_of(sglang_computed_step)),
     ("flashinfer", "flashinfer-python", step_of(flashinfer_step)),

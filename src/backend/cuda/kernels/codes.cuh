@@ -8,8 +8,9 @@
 
 namespace rope {
 
-// Whether the kernels of spans, and those of plain experts, are compiled for this architecture. Without an instruction
-// that makes codes of 8 bits they would be three times as long: below kMinSwigluSpanCapability plans choose others.
+// Whether the kernels whose threads have two vectors of a group, and those of plain experts, are compiled for this
+// architecture. Without an instruction that makes codes of 8 bits they would be three times as long: below
+// kMinSwigluSpanCapability plans choose others.
 #if !defined(__CUDA_ARCH__) || defined(ROPE_HAS_FLOAT8_CONVERSION)
 constexpr bool kHasFurtherCodeKernels = true;
 #else

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// swiglu_code_groups.cuh - the SwiGLU kernels of a matrix of 16 bits whose out has codes of E4M3, with a static scale or
-// a written one for each group of 128 channels, and nothing else
+// swiglu_code_groups.cuh - the SwiGLU kernels of a matrix of 16 bits whose out has codes of E4M3, with a static scale
+// or a written one for each group of 128 channels, and nothing else
 //
 // A lane has kVectors neighbouring vectors of V elements, so that a group has 32, 16 or 8 neighbouring lanes. A short
 // launch, as in decoding, is a chain of latencies: with four elements a lane has half of the arithmetic of eight, and

@@ -4,8 +4,8 @@
 //   row of each matrix      0 … 7     8 … 15    …    … columns-1
 //   vector of the row         0         1       …    vectors_per_row - 1
 //
-// swiglu_code_matrix_kernel: a thread has kVectors vectors of a row. Without written scales, or with two vectors, it has
-// those of rows_per_thread rows, one after the other. The group of a scale has 2^lanes_log2 neighbouring lanes of a
+// swiglu_code_matrix_kernel: a thread has kVectors vectors of a row. Without written scales, or with two vectors, it
+// has those of rows_per_thread rows, one after the other. The group of a scale has 2^lanes_log2 neighbouring lanes of a
 // warp, which find its largest magnitude by shuffles. With two vectors:
 //
 //   vector of the group     0   1   …   lanes-1   lanes   lanes+1   …   2*lanes-1
