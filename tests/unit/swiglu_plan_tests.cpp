@@ -653,6 +653,20 @@ TEST_CASE("one launch of SwiGLU writes codes by row and by column", "[swiglu pla
     rope::SwigluCallPlan older;
     REQUIRE(rope::plan_swiglu_call("call", scene.call(), kDevices[1], &older) == ROPE_STATUS_SUCCESS);
     CHECK_FALSE(older.has_blocks);
+    const auto has_blocks = [&](const auto &change) {
+      rope::SwigluCall call = scene.call();
+      for (int i = 0; i < call.count; ++i) change(&call.problems[i]);
+      rope::SwigluCallPlan changed;
+      REQUIRE(rope::plan_swiglu_call("call", call, device, &changed) == ROPE_STATUS_SUCCESS);
+      CHECK(changed.blocks.is_programmatic == (changed.has_blocks && call.problems[0].is_programmatic));
+      return changed.has_blocks;
+    };
+    CHECK(has_blocks([](rope::SwigluProblem *problem) { problem->is_programmatic = true; }));
+    CHECK(has_blocks([](rope::SwigluProblem *problem) { problem->in_stride[rope::kUp][0] = 168; }));
+    CHECK_FALSE(has_blocks([](rope::SwigluProblem *problem) { problem->in_stride[rope::kUp][0] = 164; }));
+    CHECK_FALSE(has_blocks([](rope::SwigluProblem *problem) { problem->in[rope::kGate] += 8; }));
+    CHECK_FALSE(
+        has_blocks([](rope::SwigluProblem *problem) { problem->out_stride[problem->coded_output()][0] = 164; }));
     // Two groups of rows, each of 5 warps backward and 3 forward, in blocks of four warps.
     CHECK(plan.blocks.grid_x == (is_backward ? 3 : 2));
     CHECK(plan.blocks.grid_y == 1);
@@ -1186,6 +1200,54 @@ TEST_CASE("plans of codes, in words", "[swiglu plan][explain]") {
     INFO(text << "; wanted: " << each.kernel);
     CHECK(text.find(": " + each.kernel) != std::string::npos);
   }
+}
+
+// As many codes as a thread stores at a time; 1 by the kernel of single elements.
+int64_t codes_at_a_time(const rope::SwigluProblem &problem) {
+  rope::SwigluPlan plan;
+  REQUIRE(rope::plan_swiglu("swiglu_forward", problem, kDevices[2], &plan) == ROPE_STATUS_SUCCESS);
+  return int64_t{plan.group_vectors} * plan.vector_elements;
+}
+
+TEST_CASE("codes have vectors only where gate, up and out have them", "[swiglu plan]") {
+  const auto problem_of = [](rope_dtype_t code, int64_t group) {
+    const rope::SwigluProblem problem = compact_problem(ROPE_DTYPE_BF16, {8191, 14336}, false, 0, false,
+                                                        {kPlain, false, false, 0, false, 0, code, group});
+    REQUIRE(problem.ndim == 2);
+    return problem;
+  };
+  const rope::SwigluProblem wide = problem_of(ROPE_DTYPE_F8_E4M3, 128), pairs = problem_of(ROPE_DTYPE_F4_E2M1X2, 16);
+  const struct {
+    const rope::SwigluProblem &problem;
+    int in;  // whose address and stride are moved, or -1
+    int64_t in_bytes, in_elements, out_bytes, out_codes, codes;
+  } rows[] = {
+      {wide, -1, 0, 0, 0, 0, 16},         {wide, -1, 0, 0, 8, 0, 8},          {wide, -1, 0, 0, 0, 8, 8},
+      {wide, -1, 0, 0, 4, 0, 1},          {wide, -1, 0, 0, 0, 4, 1},          {wide, rope::kGate, 8, 0, 0, 0, 1},
+      {wide, rope::kUp, 8, 0, 0, 0, 1},   {wide, rope::kGate, 0, 4, 0, 0, 1}, {wide, rope::kUp, 0, 4, 0, 0, 1},
+      {wide, rope::kUp, 16, 8, 0, 0, 16}, {pairs, -1, 0, 0, 4, 0, 16},        {pairs, -1, 0, 0, 0, 8, 16},
+      {pairs, -1, 0, 0, 2, 0, 1},         {pairs, -1, 0, 0, 0, 4, 1},
+  };
+  for (const auto &each : rows) {
+    INFO("codes of type " << each.problem.codes.dtype << ", input " << each.in << " moved by " << each.in_bytes
+                          << ", rows by " << each.in_elements << ", out by " << each.out_bytes << " and "
+                          << each.out_codes);
+    rope::SwigluProblem problem = each.problem;
+    if (each.in >= 0) {
+      problem.in[each.in] += each.in_bytes;
+      problem.in_stride[each.in][0] += each.in_elements;
+    }
+    problem.out[rope::kOut] += each.out_bytes;
+    problem.out_stride[rope::kOut][0] += each.out_codes;
+    CHECK(codes_at_a_time(problem) == each.codes);
+  }
+  // Tiles of scales, of the rows of one matrix and of every other row.
+  rope::SwigluProblem tiles = problem_of(ROPE_DTYPE_F8_E4M3, 32);
+  tiles.codes.has_tiles = true;
+  tiles.codes.scale_row_stride[0] = 1;
+  CHECK(codes_at_a_time(tiles) == 16);
+  tiles.codes.scale_row_stride[0] = 2;
+  CHECK(codes_at_a_time(tiles) == 1);
 }
 
 TEST_CASE("GPUs without an instruction for codes have one vector of one row for each thread", "[swiglu plan]") {
