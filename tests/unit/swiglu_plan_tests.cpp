@@ -667,6 +667,7 @@ TEST_CASE("one launch of SwiGLU writes codes by row and by column", "[swiglu pla
     CHECK_FALSE(has_blocks([](rope::SwigluProblem *problem) { problem->in[rope::kGate] += 8; }));
     CHECK_FALSE(
         has_blocks([](rope::SwigluProblem *problem) { problem->out_stride[problem->coded_output()][0] = 164; }));
+    CHECK(plan.blocks.vector_elements == 8);
     // Two groups of rows, each of 5 warps backward and 3 forward, in blocks of four warps.
     CHECK(plan.blocks.grid_x == (is_backward ? 3 : 2));
     CHECK(plan.blocks.grid_y == 1);
@@ -1248,6 +1249,13 @@ TEST_CASE("codes have vectors only where gate, up and out have them", "[swiglu p
   CHECK(codes_at_a_time(tiles) == 16);
   tiles.codes.scale_row_stride[0] = 2;
   CHECK(codes_at_a_time(tiles) == 1);
+  rope::SwigluProblem experts = compact_problem(ROPE_DTYPE_BF16, {256, 128, 2048}, false, 0, false,
+                                                {kPlain, false, true, 0, false, 0, ROPE_DTYPE_F8_E4M3, 2048});
+  experts.codes.has_tiles = true;
+  experts.codes.scale_row_stride[1] = 1;
+  CHECK(codes_at_a_time(experts) > 1);
+  experts.codes.scale_row_stride[1] = 2;
+  CHECK(codes_at_a_time(experts) == 1);
 }
 
 TEST_CASE("GPUs without an instruction for codes have one vector of one row for each thread", "[swiglu plan]") {
