@@ -429,8 +429,8 @@ void gate(const rope::CpuKernels &kernels, rope_dtype_t dtype, const rope::Gatin
   }
 }
 
-constexpr rope::GatingForm kForms[] = {{1, std::numeric_limits<double>::infinity(), 0, 1, true},
-                                       {1.702f, 7, 1, 1, false}};
+constexpr rope::GatingForm kForms[] = {{{1, std::numeric_limits<double>::infinity(), 0, 1, true}},
+                                       {{1.702f, 7, 1, 1, false}}};
 
 SwigluRun random_run(Random *random, rope_dtype_t dtype, int64_t count, bool is_backward, bool is_contiguous,
                      bool has_row_scale, bool has_any_bits) {

@@ -20,7 +20,7 @@
 
 namespace {
 
-constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
+constexpr rope::GatingForm kPlain = {{1, INFINITY, 0, 1, true}};
 
 constexpr uint32_t kMaxGridX = 2147483647, kMaxGridY = 65535;
 

@@ -16,7 +16,7 @@
 
 namespace {
 
-constexpr rope::GatingForm kPlain = {1, INFINITY, 0, 1, true};
+constexpr rope::GatingForm kPlain = {{1, INFINITY, 0, 1, true}};
 
 // gate, up, grad_out, three outputs or one, row_scale, grad_row_scale, and gate's first index
 constexpr int kTensors = 9;
@@ -614,7 +614,7 @@ TEST_CASE("a form is plain that multiplies by nothing but the sigmoid", "[swiglu
     config.limit = limit;
     config.up_offset = up_offset;
     config.out_scale = out_scale;
-    rope::GatingForm form = {0, 0, 0, 0, alpha != 0};
+    rope::GatingForm form = {{0, 0, 0, 0, alpha != 0}};
     REQUIRE(rope::check_swiglu_config("call", config, &form) == ROPE_STATUS_SUCCESS);
     return form.is_plain;
   };

@@ -35,7 +35,7 @@ struct GatingForm : Form<double> {
   Activation activation = Activation::kSwiglu;
   bool limits_activation = false;    // `limit` bounds the activation in place of gate; it always bounds up
   bool rounds_activation = false;    // to the type of the data, which has 16 bits
-  bool rounds_before_codes = false;  // so
+  bool rounds_before_codes = false;  // the result, to that type, before it becomes a code
   double gate_softcap = 0;           // 0: none
   double up_softcap = 0;
 };
