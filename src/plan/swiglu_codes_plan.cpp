@@ -91,10 +91,11 @@ bool has_plain_groups(const SwigluProblem &problem) {
 // Plans a matrix with has_plain_groups().
 void choose_plain_groups(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const int64_t vectors_per_multiprocessor = problem.num_elements() / plan->vector_elements / device.multiprocessors;
-  const bool may_be_wide = device.compute_capability >= kMinSwigluSpanCapability && has_code_vectors(problem, 16);
-  const SwigluGroupShape shape = problem.codes.scales.is_present()
-                                     ? swiglu_scaled_group_shape(vectors_per_multiprocessor, may_be_wide)
-                                     : swiglu_static_group_shape(vectors_per_multiprocessor);
+  const bool has_scales = problem.codes.scales.is_present();
+  const bool may_be_wide =
+      has_scales && device.compute_capability >= kMinSwigluSpanCapability && has_code_vectors(problem, 16);
+  const SwigluGroupShape shape = has_scales ? swiglu_scaled_group_shape(vectors_per_multiprocessor, may_be_wide)
+                                            : swiglu_static_group_shape(vectors_per_multiprocessor);
   plan->has_plain_groups = true;
   plan->threads = shape.threads;
   plan->vector_elements = shape.vector_elements;
@@ -105,12 +106,12 @@ void choose_plain_groups(const SwigluProblem &problem, const DeviceInfo &device,
 // is no such kernel.
 bool choose_code_lanes(const SwigluProblem &problem, const DeviceInfo &device, SwigluPlan *plan) {
   const SwigluCodes &codes = problem.codes;
-  const int64_t vectors = codes.group_elements / plan->vector_elements;
   const int64_t vectors_per_multiprocessor = problem.num_elements() / plan->vector_elements / device.multiprocessors;
-  const bool is_large = vectors_per_multiprocessor > kMaxSwigluSmallCodeVectors;
   const bool may_span = device.compute_capability >= kMinSwigluSpanCapability;
   const bool has_scales = codes.scales.is_present();
   if (has_scales) {
+    const bool is_large = vectors_per_multiprocessor > kMaxSwigluSmallCodeVectors;
+    const int64_t vectors = codes.group_elements / plan->vector_elements;
     plan->group_vectors = may_span && ((is_large && vectors > 1) || vectors > 32) ? 2 : 1;
     const int64_t lane_elements = int64_t{plan->group_vectors} * plan->vector_elements;
     plan->has_code_rows = !find_group_lanes(codes.group_elements, lane_elements, &plan->group_lanes_log2);
@@ -254,10 +255,6 @@ rope_status_t plan_swiglu_codes(const char *function, const SwigluProblem &probl
   const bool is_forward_by_row = !problem.is_backward && !problem.codes.has_row_groups;
   if (is_forward_by_row && choose_expert_codes(problem, device, plan)) return ROPE_STATUS_SUCCESS;
   if (is_forward_by_row && choose_code_matrix(problem, device, plan)) {
-    if (plan->has_plain_groups) {
-      const int64_t threads = plan->num_vectors / plan->group_vectors;
-      return set_swiglu_grid(function, (threads - 1) / plan->threads + 1, plan);
-    }
     if (plan->has_code_rows) return set_swiglu_grid(function, plan->num_vectors / plan->vectors_per_row, plan);
     return set_swiglu_grid(function, (num_code_matrix_threads(problem, *plan) - 1) / plan->threads + 1, plan);
   }

@@ -383,6 +383,26 @@ CodesCase nvfp4() {
   return codes;
 }
 
+// Whether long launches on the device take millions of elements. Those of a simulated GPU of one multiprocessor do not.
+bool needs_large_matrices(const Device &device) {
+#if defined(ROPE_TEST_SIMULATION)
+  (void)device;
+  return false;
+#else
+  return device.kind == ROPE_DEVICE_CUDA;
+#endif
+}
+
+// Args with random gate and up in BF16.
+swiglu_args_t inputs_of(const Shape &shape, Workspace *workspace) {
+  swiglu_args_t args = swiglu_args();
+  for (rope_tensor_t *const input : {&args.gate, &args.up}) {
+    *input = workspace->tensor(ROPE_DTYPE_BF16, shape);
+    workspace->fill_normal(*input);
+  }
+  return args;
+}
+
 // Whether the first rows of two matrices without gaps are equal.
 bool have_equal_rows(const rope_tensor_t &a, const rope_tensor_t &b, int64_t rows) {
   const auto bytes = static_cast<size_t>(rows * a.stride[0] * oracle::element_size(a.dtype));
@@ -502,11 +522,7 @@ TEST_CASE("SwiGLU to codes of whole groups of 128 channels, with nothing but a s
 TEST_CASE("codes in groups of 128 channels do not depend on the number of rows",
           "[swiglu][codes][determinism][sanitize]") {
   for (const Device &device : devices()) {
-#if defined(ROPE_TEST_SIMULATION)
-    const bool is_large = false;
-#else
-    const bool is_large = device.kind == ROPE_DEVICE_CUDA;
-#endif
+    const bool is_large = needs_large_matrices(device);
     // More than 7000 vectors for each multiprocessor, of up to 171 or of one that is simulated; and no whole warps.
     const Shape shape = is_large ? Shape{641, 14976} : Shape{61, 1152};
     const int64_t parts[] = {shape[0], is_large ? 128 : 16, is_large ? 16 : 2};
@@ -514,11 +530,7 @@ TEST_CASE("codes in groups of 128 channels do not depend on the number of rows",
       for (const bool is_written : {false, true}) {
         INFO("on " << device << ", scales of type " << scale << ", written " << is_written);
         Workspace workspace(29);
-        swiglu_args_t args = swiglu_args();
-        for (rope_tensor_t *const input : {&args.gate, &args.up}) {
-          *input = workspace.tensor(ROPE_DTYPE_BF16, shape);
-          workspace.fill_normal(*input);
-        }
+        const swiglu_args_t args = inputs_of(shape, &workspace);
         const rope_tensor_t given = workspace.tensor(ROPE_DTYPE_F32, {1});
         workspace.fill(given, [](const Index &) { return Real{0.01}; });
         rope_tensor_t out[3], scales[3];
@@ -772,19 +784,11 @@ TEST_CASE("codes of large matrices are those of their parts", "[swiglu][codes][f
                {ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F8_E4M3, 16, true, kMax},
                {ROPE_DTYPE_F4_E2M1X2, ROPE_DTYPE_F32, 8, false, kMin}};
   for (const Device &device : devices()) {
-#if defined(ROPE_TEST_SIMULATION)
-    const bool is_large = false;
-#else
-    const bool is_large = device.kind == ROPE_DEVICE_CUDA;
-#endif
+    const bool is_large = needs_large_matrices(device);
     // More than 14 000 vectors for each multiprocessor: of up to 158, or of one that is simulated.
     const Shape shape = is_large ? Shape{1201, 14848} : Shape{229, 512};
     Workspace workspace(23);
-    swiglu_args_t args = swiglu_args();
-    for (rope_tensor_t *const input : {&args.gate, &args.up}) {
-      *input = workspace.tensor(ROPE_DTYPE_BF16, shape);
-      workspace.fill_normal(*input);
-    }
+    const swiglu_args_t args = inputs_of(shape, &workspace);
     // The number of rows of the whole matrix, then that of each part. A number above the rows stands for all of them.
     const rope_tensor_t counts = workspace.tensor(ROPE_DTYPE_I64, {shape[0] / kPart + 2});
     for (const auto &each : cases) {

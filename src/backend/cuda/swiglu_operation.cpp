@@ -324,7 +324,7 @@ rope_status_t run_swiglu_code_groups(const char *function, const SwigluProblem &
   params.scale_multiplies = codes.scale_multiplies;
   params.groups_per_row =
       FastDivmod::by(static_cast<uint32_t>(plan.vectors_per_row * plan.vector_elements / kSwigluCodeGroup));
-  params.num_threads = static_cast<uint32_t>(plan.num_vectors / plan.group_vectors);
+  params.num_threads = static_cast<uint32_t>(num_code_matrix_threads(problem, plan));
   params.floor = codes.scales.floor;
   params.form = codes.scales.form;
   params.rounds_first = codes.rounds_first;
