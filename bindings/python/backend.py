@@ -40,7 +40,7 @@ def build_sdist(sdist_directory, config_settings=None):
     with tempfile.TemporaryDirectory() as folder:
         for name in ("LICENSE", "README.md", "backend.py", "librope", "pyproject.toml"):
             copy(project / name, folder)
-        for name in ("CMakeLists.txt", "include", "src"):
+        for name in ("CHANGELOG.md", "CMakeLists.txt", "include", "src"):
             copy(project.parents[1] / name, folder)
         native = Path(folder, project.relative_to(project.parents[1]))  # CMakeLists.txt looks for it there
         native.mkdir(parents=True)

@@ -113,15 +113,15 @@ extern "C" {
 
 /* The version of this header. Everything else, the build files included, reads it from here. */
 #define ROPE_VERSION_MAJOR 0
-#define ROPE_VERSION_MINOR 2
+#define ROPE_VERSION_MINOR 3
 #define ROPE_VERSION_PATCH 0
 #define ROPE_VERSION (ROPE_VERSION_MAJOR * 10000 + ROPE_VERSION_MINOR * 100 + ROPE_VERSION_PATCH)
 
 /* The version of the loaded library, in the form of ROPE_VERSION. */
 ROPE_API uint32_t rope_version(void);
 
-/* One line for bug reports: version, CPU instruction sets, CUDA version and architectures, or the reason why the build
- * has no CUDA. The text is static. */
+/* One line for bug reports: version, with "-dev" behind it until that version is released, CPU instruction sets, CUDA
+ * version and architectures, or the reason why the build has no CUDA. The text is static. */
 ROPE_API const char *rope_build_info(void);
 
 /* ---- Status ----------------------------------------------------------------------------------------------------- */

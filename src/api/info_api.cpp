@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // info_api.cpp - version, status, devices
 #include <pthread.h>
-#include <stdio.h>
 
 #include "api/call_scope.hpp"
 #include "api/descriptor.hpp"
@@ -13,8 +12,8 @@ char build_info[256];
 pthread_once_t build_info_once = PTHREAD_ONCE_INIT;
 
 void write_build_info() {
-  snprintf(build_info, sizeof build_info, "librope %d.%d.%d; CPU: %s; CUDA: %s", ROPE_VERSION_MAJOR, ROPE_VERSION_MINOR,
-           ROPE_VERSION_PATCH, rope::kCpuBackend.describe(), rope::kCudaBackend.describe());
+  rope::print(build_info, sizeof build_info, "librope %s; CPU: %s; CUDA: %s", ROPE_VERSION_TEXT,
+              rope::kCpuBackend.describe(), rope::kCudaBackend.describe());
 }
 
 }  // namespace

@@ -2,8 +2,7 @@
 // explain.cpp - describes a plan in words
 #include "plan/explain.hpp"
 
-#include <stdio.h>
-
+#include "core/problem/status.hpp"
 #include "core/problem/step_problem.hpp"
 #include "core/problem/view.hpp"
 #include "plan/rope_catalogue.hpp"
@@ -33,7 +32,7 @@ const char *name_of_work(const StepProblem *step) {
 struct KernelName {
   explicit KernelName(const RopeProblem &problem, const RopePlan &plan) {
     if (problem.step == nullptr) {
-      snprintf(text, sizeof text, "%s%s", algorithm_of(plan.variant.kernel).name, name_of_angles(plan.variant));
+      print(text, sizeof text, "%s%s", algorithm_of(plan.variant.kernel).name, name_of_angles(plan.variant));
       return;
     }
     static constexpr const char *kNames[] = {
@@ -46,7 +45,7 @@ struct KernelName {
                         : problem.step->has_codes  ? " codes"
                         : problem.step->has_factor ? " factors"
                                                    : " sums";
-    snprintf(text, sizeof text, "%s%s%s", kNames[static_cast<int>(step.kernel)], angles, codes);
+    print(text, sizeof text, "%s%s%s", kNames[static_cast<int>(step.kernel)], angles, codes);
   }
   char text[48];
 };
@@ -83,21 +82,21 @@ struct CallWords {
   size_t size;
 
   void say_nothing_is(const char *done) const {
-    snprintf(text, size, "%s %s %s: nothing to do, no element is %s", call, dtype_name(dtype), what, done);
+    print(text, size, "%s %s %s: nothing to do, no element is %s", call, dtype_name(dtype), what, done);
   }
 
   void say_tasks(const char *work, int num_tasks, int num_threads, int64_t bytes) const {
-    snprintf(text, size, "%s %s %s on the CPU: %s%d of %d threads, %.6g MB read and written", call, dtype_name(dtype),
-             what, work, num_tasks, num_threads, static_cast<double>(bytes) / 1e6);
+    print(text, size, "%s %s %s on the CPU: %s%d of %d threads, %.6g MB read and written", call, dtype_name(dtype),
+          what, work, num_tasks, num_threads, static_cast<double>(bytes) / 1e6);
   }
 
   void say_launch(const char *work, const LaunchWords &launch, int64_t bytes) const {
-    snprintf(text, size,
-             "%s %s %s on CUDA: %s%s kernel, vectors of %d bytes, grid %u x %u of %u threads%s, %.6g MB read and "
-             "written",
-             call, dtype_name(dtype), what, work, launch.kernel,
-             launch.vector_elements * static_cast<int>(dtype_size(dtype)), launch.grid_x, launch.grid_y, launch.threads,
-             launch.more, static_cast<double>(bytes) / 1e6);
+    print(text, size,
+          "%s %s %s on CUDA: %s%s kernel, vectors of %d bytes, grid %u x %u of %u threads%s, %.6g MB read and "
+          "written",
+          call, dtype_name(dtype), what, work, launch.kernel,
+          launch.vector_elements * static_cast<int>(dtype_size(dtype)), launch.grid_x, launch.grid_y, launch.threads,
+          launch.more, static_cast<double>(bytes) / 1e6);
   }
 };
 
@@ -111,7 +110,7 @@ void explain_rope(const RopeProblem &problem, const RopePlan &plan, const Device
   const char *work = name_of_work(problem.step);
   if (!device.is_cuda) return words.say_tasks(work, plan.num_tasks, device.num_threads, moved_bytes(problem));
   char shared[32];
-  snprintf(shared, sizeof shared, ", %u bytes shared", plan.shared_bytes);
+  print(shared, sizeof shared, ", %u bytes shared", plan.shared_bytes);
   const KernelName kernel(problem, plan);
   const LaunchWords launch = {
       kernel.text, plan.vector_elements, plan.grid_x, plan.grid_y, plan.threads * plan.thread_rows, shared};
@@ -129,9 +128,9 @@ void explain_swiglu(const SwigluCall &call, const SwigluCallPlan &call_plan, con
   if (!device.is_cuda) return words.say_tasks("", plan.num_tasks, device.num_threads, moved_bytes(call));
   const int others = call_plan.num_launches(call) - 1;
   char more[48] = "";
-  if (others > 0) snprintf(more, sizeof more, ", and %d more launch%s", others, others > 1 ? "es" : "");
+  if (others > 0) print(more, sizeof more, ", and %d more launch%s", others, others > 1 ? "es" : "");
   char end[64];
-  snprintf(end, sizeof end, "%s%s", plan.is_programmatic ? ", programmatic" : "", more);
+  print(end, sizeof end, "%s%s", plan.is_programmatic ? ", programmatic" : "", more);
   const LaunchWords launch = {is_blocks ? "blocks of codes" : name_of_kernel(problem, plan),
                               plan.vector_elements,
                               plan.grid_x,

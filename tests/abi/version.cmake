@@ -1,4 +1,5 @@
-# cmake -D SOURCE=… -D VERSION=… -P version.cmake: the header, the build and the top entry of CHANGELOG.md agree.
+# cmake -D SOURCE=… -D VERSION=… -D CLIENT=… -P version.cmake: the header, the build and the top entry of CHANGELOG.md
+# agree, and rope_build_info, which CLIENT prints, says "-dev" behind the version until that entry has a date.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -19,4 +20,14 @@ if(NOT entry MATCHES "^## ([0-9]+\\.[0-9]+\\.[0-9]+) \\((unreleased|[0-9]+-[0-9]
 endif()
 if(NOT CMAKE_MATCH_1 STREQUAL header_version OR NOT VERSION STREQUAL header_version)
   message(FATAL_ERROR "rope.h says ${header_version}, CHANGELOG.md ${CMAKE_MATCH_1}, the build ${VERSION}")
+endif()
+
+set(text "librope ${header_version}")
+if(entry MATCHES "unreleased")
+  string(APPEND text "-dev")
+endif()
+execute_process(COMMAND ${EMULATOR} "${CLIENT}" OUTPUT_VARIABLE output COMMAND_ERROR_IS_FATAL ANY)
+string(FIND "${output}" "run on: ${text}; CPU: " at)
+if(at EQUAL -1)
+  message(FATAL_ERROR "rope_build_info does not begin with '${text}; CPU: ':\n${output}")
 endif()

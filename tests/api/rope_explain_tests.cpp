@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // rope_explain_tests.cpp - the description of a call in words, without running it
+#include <unistd.h>
+
 #include <catch2/catch_test_macros.hpp>
+#include <clocale>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -148,6 +155,41 @@ TEST_CASE("an explanation counts the threads that a large call would use", "[rop
   CHECK(request.explain() == "rope F32 half on the CPU: 3 of 3 threads, 16.7772 MB read and written");
   request.config.num_threads = 100;
   CHECK(request.explain() == "rope F32 half on the CPU: 16 of 100 threads, 16.7772 MB read and written");
+}
+
+TEST_CASE("texts have a decimal point in every locale", "[rope][explain]") {
+  // A locale whose numbers have a decimal comma, in a folder of its own.
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("rope-locale-" + std::to_string(getpid()));
+  fs::create_directory(folder);
+  std::ofstream(folder / "source")
+      << "LC_NUMERIC\ndecimal_point \",\"\nthousands_sep \".\"\ngrouping 3;3\nEND LC_NUMERIC\n";
+  const std::string compile = "localedef -c -i " + (folder / "source").string() + " -f ANSI_X3.4-1968 " +
+                              (folder / "comma").string() + " 2>/dev/null";
+  const bool is_compiled = std::system(compile.c_str()) >= 0;
+  const auto texts = [] {
+    std::string all;
+    for (const Device &device : devices()) all += Request(device).explain() + "\n";
+    rope_config_t config = rope_config_for(devices().front(), 64);
+    config.theta = -1234.5;
+    rope_desc_t *desc = nullptr;
+    CHECK(rope_desc_create(&config, &desc) == ROPE_STATUS_INVALID_ARGUMENT);
+    return all + rope_last_error();
+  };
+  const std::string in_c = texts();
+  setenv("LOCPATH", folder.c_str(), 1);
+  const bool has_locale = is_compiled && std::setlocale(LC_ALL, "comma") != nullptr;
+  const std::string in_locale = texts();
+  char number[8];
+  std::snprintf(number, sizeof number, "%g", 0.5);
+  std::setlocale(LC_ALL, "C");
+  unsetenv("LOCPATH");
+  fs::remove_all(folder);
+  if (!has_locale) SKIP("localedef of the GNU C library made no locale");
+  CHECK(std::string(number) == "0,5");  // the caller's locale is kept
+  CHECK(in_locale == in_c);
+  CHECK(has(in_c, "0.01"));
+  CHECK(has(in_c, "-1234.5"));
 }
 
 TEST_CASE("an explanation of nothing", "[rope][explain]") {

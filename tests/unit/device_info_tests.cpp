@@ -24,6 +24,9 @@ TEST_CASE("a GPU runs machine code of its major version, or else PTX", "[device 
       {"sm_80 sm_89", 86, 80},
       {"sm_90", 90, 90},
       {"sm_90a", 90, 90},
+      {"sm_", 90, 90},
+      {"sm_ compute_80", 90, 80},
+      {"compute_99999999999999999999", 90, 90},
       {"compute_75 compute_80", 89, 80},
       {"sm_80", 90, 90},  // no code: calls fail, and name the GPU
       {"native", 89, 89},

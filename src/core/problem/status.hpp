@@ -3,6 +3,7 @@
 #pragma once
 
 #include <rope/rope.h>
+#include <stddef.h>
 
 namespace rope {
 
@@ -11,6 +12,9 @@ namespace rope {
 rope_status_t fail(rope_status_t status, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 
 const char *last_error();
+
+// snprintf with the numbers of C, whatever the caller's locale is: a decimal point, and no thousands' separators.
+void print(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 // The type that %lld takes in a message.
 inline long long printable(int64_t value) {
