@@ -33,7 +33,7 @@
  *   Zero the whole struct, set struct_size = sizeof(it), then set the members that you need. Zero always means "as
  *   before this field existed", so programs built against an older header keep their meaning. A library older than your
  *   header refuses a struct, with ROPE_STATUS_NOT_SUPPORTED, if a field that the library lacks is not zero.
- *   A struct_size below that of the first release or above 4096 is INVALID_ARGUMENT.
+ *   A struct_size below that of the first release, above 4096, or inside a field is INVALID_ARGUMENT.
  *   The macro after each struct does the first two steps. It has a value for every member, so that no compiler warns:
  *       rope_config_t config = ROPE_CONFIG_INIT;        a definition, in C and C++
  *       config = (rope_config_t)ROPE_CONFIG_INIT;       an assignment, in C
