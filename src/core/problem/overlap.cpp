@@ -105,9 +105,10 @@ struct Sum {
   Range values_of(int at) const {
     Range rest = range;
     for (int i = begin; i < end; ++i) {
-      if (i == at) continue;
-      rest.low -= term[i].step * term[i].high;
-      rest.high -= term[i].step * term[i].low;
+      // A step of 0 leaves a term out. GCC 11 and 12 compile `continue` in its place to wrong vectors with AVX2.
+      const int64_t step = i == at ? 0 : term[i].step;
+      rest.low -= step * term[i].high;
+      rest.high -= step * term[i].low;
     }
     const Term &t = term[at];
     const Range values = {divide_up(rest.low, t.step), divide_down(rest.high, t.step)};
