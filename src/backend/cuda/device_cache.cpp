@@ -100,6 +100,13 @@ constexpr int minor_of(int version) {
   return version % 1000 / 10;
 }
 
+// The oldest driver that runs this library: any of the runtime's major version, but before CUDA 12.1 (driver 530)
+// kernels had at most 4096 bytes of parameters, and those of computed angles have more.
+constexpr int kLargeParamsVersion = 12010;
+constexpr int kMinDriverVersion = major_of(CUDART_VERSION) * 1000 > kLargeParamsVersion
+                                      ? major_of(CUDART_VERSION) * 1000
+                                      : kLargeParamsVersion;
+
 }  // namespace
 
 LastErrorScope::LastErrorScope() : had_error_(cudaPeekAtLastError() != cudaSuccess) {}
@@ -141,9 +148,10 @@ rope_status_t explain_no_device(const char *function, cudaError_t error, int dri
   if (error == cudaErrorInsufficientDriver) {
     return fail(ROPE_STATUS_NO_DEVICE,
                 "%s: the NVIDIA driver is too old: it supports CUDA %d.%d, this librope was built with CUDA %d.%d and "
-                "needs %d.0 or later; for data-centre GPUs NVIDIA's package cuda-compat-%d-%d serves older drivers",
+                "needs %d.%d or later; for data-centre GPUs NVIDIA's package cuda-compat-%d-%d serves older drivers",
                 function, major_of(driver_version), minor_of(driver_version), major_of(CUDART_VERSION),
-                minor_of(CUDART_VERSION), major_of(CUDART_VERSION), major_of(CUDART_VERSION), minor_of(CUDART_VERSION));
+                minor_of(CUDART_VERSION), major_of(kMinDriverVersion), minor_of(kMinDriverVersion),
+                major_of(CUDART_VERSION), minor_of(CUDART_VERSION));
   }
   if (error == cudaErrorNoDevice || error == cudaSuccess) {
     return fail(ROPE_STATUS_NO_DEVICE, "%s: no CUDA device is visible (CUDA_VISIBLE_DEVICES is %s)", function,
@@ -156,11 +164,14 @@ rope_status_t explain_no_device(const char *function, cudaError_t error, int dri
 rope_status_t count_cuda_devices(const char *function, int *count) {
   const LastErrorScope last_error;
   *count = 0;
-  const cudaError_t error = cudaGetDeviceCount(count);
-  if (error == cudaSuccess && *count > 0) return ROPE_STATUS_SUCCESS;
-  *count = 0;
+  cudaError_t error = cudaGetDeviceCount(count);
   int driver_version = 0;
   if (cudaDriverGetVersion(&driver_version) != cudaSuccess) driver_version = 0;
+  if (error == cudaSuccess && *count > 0) {
+    if (driver_version >= kMinDriverVersion) return ROPE_STATUS_SUCCESS;
+    error = cudaErrorInsufficientDriver;
+  }
+  *count = 0;
   return explain_no_device(function, error, driver_version, getenv("CUDA_VISIBLE_DEVICES"));
 }
 
