@@ -55,7 +55,8 @@
  *     ROPE_STATUS_NOT_SUPPORTED. (A call with an expanded input could otherwise run for years.)
  *   - A call with zero tokens, heads or rows succeeds and launches nothing; the views' data may then be NULL.
  *   - Tensors of a CUDA descriptor lie in memory that its device can access, those of a CPU descriptor in host memory.
- *     This is not checked. Configs, args and the arrays that a config points to always lie in host memory.
+ *     This is not checked. Configs, args and the arrays that a config points to always lie in host memory, and nothing
+ *     may change them during the call: another thread that does could pass values that were never checked.
  *
  * Numbers
  *   RoPE: angles are reduced exactly at every integer position; the error of cos and sin is at most
@@ -66,14 +67,15 @@
  *   SwiGLU: the arithmetic is fp32, with dtype F64 fp64, and the result is rounded once. Before that rounding `out` and
  *     grad_up are within 8 ulp (of that arithmetic) of the exact value. grad_gate, a sum of two terms that cancel at
  *     gate = -1.278, is within 8 ulp of its larger term. Products of some of the factors may be subnormal: allow four
- *     times the smallest number times the product of those factors that exceed 1. Finite inputs of any size never give
- *     NaN. GeGLU has these bounds too, except that grad_gate is within 12 ulp. A soft cap adds 4 ulp, and in the
- *     gradient of the tensor x that it caps 4 * |x / cap| more. With F16 and BF16 data, a result that contains GeGLU, a
- *     soft cap or a limit of the activation may have a further error of 2^-15 of itself, and a capped up one of 2^-15
- *     of itself before up_offset is added; there backward's `out` may differ from forward's by as much. In all other
- *     cases CPU and CUDA agree to 16 ulp before the rounding, as do processors of different instruction sets
- *     (rope_build_info names the one in use). A device or an instruction set gives the same bits whatever the thread
- *     count, the vector width or the launch.
+ *     times the smallest number times the product of those factors that exceed 1. In grad_gate |alpha * gate| is one of
+ *     them, and with GeGLU by tanh so is 1.6 + 0.214 gate^2, the slope of tanh's argument: s of very low gates is
+ *     subnormal itself. Finite inputs of any size never give NaN. GeGLU has these bounds too, except that grad_gate is
+ *     within 12 ulp. A soft cap adds 4 ulp, and in the gradient of the tensor x that it caps 4 * |x / cap| more. With
+ *     F16 and BF16 data, a result that contains GeGLU, a soft cap or a limit of the activation may have a further error
+ *     of 2^-15 of itself, and a capped up one of 2^-15 of itself before up_offset is added; there backward's `out` may
+ *     differ from forward's by as much. In all other cases CPU and CUDA agree to 16 ulp before the rounding, as do
+ *     processors of different instruction sets (rope_build_info names the one in use). A device or an instruction set
+ *     gives the same bits whatever the thread count, the vector width or the launch.
  *
  * The calling process
  *   - Every function computes in the default floating-point environment (rounding to nearest, subnormal numbers kept,
@@ -384,8 +386,9 @@ typedef struct rope_config {
   int32_t quant_rounding;         /* ROPE_QUANT_ROUND_ bits */
   int32_t rotation_rounding;      /* ROPE_ROTATION_ROUND_EACH or 0 */
   int32_t reserved1;              /* 0 */
-  double norm_eps;                /* eps, rounded to fp32 (F64: taken as it is); above 0 with a norm */
-  double norm_weight_offset;      /* rounded like eps and added to every weight, but not to an absent one; 1: Gemma */
+  double norm_eps;                /* eps, rounded to fp32 (F64: taken as it is); finite in fp32, above 0 with a norm */
+  double norm_weight_offset;      /* rounded like eps and added to every weight, but not to an absent one; finite in
+                                     fp32; 1: Gemma */
 } rope_config_t;
 
 /* A rope_config_t with all members 0 except struct_size. */
@@ -418,7 +421,8 @@ enum {
   ROPE_FLAG_UNROTATED = 2,
 
   /* RoPE: v is not rotated, q and k are. With either flag v keeps the order of its channels and may have a number of
-   * channels of its own. */
+   * channels of its own. Angles are those of q and k: unlike with UNROTATED, a call needs frequencies or tables, and
+   * checks them, even if v is its only tensor. */
   ROPE_FLAG_V_UNROTATED = 4,
 
   /* rope_backward: the gradients are added to the present values of the outputs instead of replacing them: one sum for
@@ -439,10 +443,11 @@ enum {
 };
 
 /* Operands of the norm. Weights and biases are F32 or the descriptor's dtype, [D], or [H, D] with a weight for each of
- * the tensor's H heads. If out_style differs from style, they number channels as the call reads them with ORDER_BEFORE,
- * and as it writes them with ORDER_AFTER. In backward q has the gradient of the output, and q_in, k_in, v_in have the
- * inputs of the forward call, which share no element with any output (a forward call in place destroys them). Backward
- * needs weights as forward does, and does not read biases. */
+ * the tensor's H heads. A tensor that has the window alone, without a pass, has R in the place of D, here and in the
+ * gradients. If out_style differs from style, they number channels as the call reads them with ORDER_BEFORE, and as it
+ * writes them with ORDER_AFTER. In backward q has the gradient of the output, and q_in, k_in, v_in have the inputs of
+ * the forward call, which share no element with any output (a forward call in place destroys them). Backward needs
+ * weights as forward does, and does not read biases. */
 typedef struct rope_norm_args {
   uint32_t struct_size;             /* sizeof(rope_norm_args_t) */
   uint32_t flags;                   /* 0 */
@@ -944,7 +949,8 @@ typedef struct swiglu_quant_args {
   rope_tensor_t scale;
   /* Written, F32 or F8_E8M0, with F4_E2M1X2 also F8_E4M3: the first axes of gate, at least one, with expert_rows two,
    * and not all; then G groups of neighbouring channels of gate's other axes, counted with the last axis fastest. gate
-   * [N, d] has [N, 1] for scales by row and [N, d/128] for groups of 128. G may be split, [.., G/4, 4]. Any strides.
+   * [N, d] has [N, 1] for scales by row and [N, d/128] for groups of 128: the shape alone says how large a group is.
+   * G may be split, [.., G/4, 4]. Any strides.
    * With F4_E2M1X2 a group has an even number of channels. SWIGLU_SCALE_LAYOUT_128X4 has shapes of its own. */
   rope_tensor_t scales_out;
   rope_tensor_t amax_out; /* F32 [1], as in rope_quant_args_t: of all values that become 8 or 4 bits */
@@ -964,10 +970,11 @@ typedef struct swiglu_quant_args {
 /* Outputs of a call by column: once more as 8 bits, each with scales of its own, for a matrix product that sums over
  * rows, such as that of a weight's gradient (MXFP8 training: groups of 32 rows). Values, roundings, codes and scales
  * are those of swiglu_quant_args_t, except that a group has neighbouring rows instead of channels: entries of gate's
- * first axis, or with expert_rows of its second one. Rows that do not exist count for nothing, and a group of such rows
- * has no scale. The outputs here share no element with another tensor. A call may write each output in
- * swiglu_args_t, here, or in both. It computes all of them from one reading of its inputs if these are matrices of
- * 16-bit data without further inputs, in groups of 32. */
+ * first axis, or with expert_rows of its second one. The shape of the scales alone says how many. With expert_offsets a
+ * group may have rows of several experts, and one scale for all of them: align offsets to groups where that is not
+ * wanted. Rows that do not exist count for nothing, and a group of such rows has no scale. The outputs here share no
+ * element with another tensor. A call may write each output in swiglu_args_t, here, or in both. It computes all of them
+ * from one reading of its inputs if these are matrices of 16-bit data without further inputs, in groups of 32. */
 typedef struct swiglu_column_args {
   uint32_t struct_size;   /* sizeof(swiglu_column_args_t) */
   uint32_t flags;         /* ROPE_QUANT_FLAG_POWER_OF_TWO or 0: of the scales here */
