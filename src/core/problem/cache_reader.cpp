@@ -33,7 +33,7 @@ bool CacheReader::has(TensorName name) const {
   return cache_ != nullptr && name != kQ && !is_zeroed(name == kK ? cache_->k_cache : cache_->v_cache);
 }
 
-rope_status_t CacheReader::read(const StepTarget &target) {
+rope_status_t CacheReader::read(const GroupTarget &target) {
   target.step->has_caches = true;
   target.step->places = {};
   ROPE_TRY(read_caches_of(kK, "cache.k_cache", cache_->k_cache, cache_->k_pass_cache, target));
@@ -45,7 +45,7 @@ rope_status_t CacheReader::read(const StepTarget &target) {
 // Reads one cache with all channels of a tensor or, if `pass` is given, one with the window and a second one with the
 // other channels.
 rope_status_t CacheReader::read_caches_of(TensorName name, const char *field, const rope_tensor_t &given,
-                                          const rope_tensor_t &pass, const StepTarget &target) {
+                                          const rope_tensor_t &pass, const GroupTarget &target) {
   if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
   int index;
   ROPE_TRY(find_tensor(field, name, target, &index));
@@ -64,7 +64,7 @@ rope_status_t CacheReader::read_caches_of(TensorName name, const char *field, co
 }
 
 rope_status_t CacheReader::read_cache(const char *field, const rope_tensor_t &given, TensorName name,
-                                      const StepTarget &target, const ChannelPart &part, CacheView *cache) {
+                                      const GroupTarget &target, const ChannelPart &part, CacheView *cache) {
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kDisjointOut, field, given, &operand));
   const int index = target.index_of(name);

@@ -17,12 +17,12 @@ class CacheReader : private GroupReader {
   const rope_cache_args_t *args() const { return cache_; }
   bool has(TensorName name) const;
 
-  rope_status_t read(const StepTarget &target);
+  rope_status_t read(const GroupTarget &target);
 
  private:
   rope_status_t read_caches_of(TensorName name, const char *field, const rope_tensor_t &given,
-                               const rope_tensor_t &pass, const StepTarget &target);
-  rope_status_t read_cache(const char *field, const rope_tensor_t &given, TensorName name, const StepTarget &target,
+                               const rope_tensor_t &pass, const GroupTarget &target);
+  rope_status_t read_cache(const char *field, const rope_tensor_t &given, TensorName name, const GroupTarget &target,
                            const ChannelPart &part, CacheView *cache);
   rope_status_t read_places(const RopeProblem &problem, CachePlaces *places);
   rope_status_t read_slots(const RopeProblem &problem, CachePlaces *places);

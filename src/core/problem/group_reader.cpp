@@ -10,14 +10,15 @@ constexpr rope_status_t kInvalid = ROPE_STATUS_INVALID_ARGUMENT;
 
 }  // namespace
 
-int StepTarget::index_of(TensorName name) const {
+int GroupTarget::index_of(TensorName name) const {
   for (int i = 0; i < problem.num_tensors; ++i) {
     if (tensors[i].name == name) return i;
   }
   return -1;
 }
 
-rope_status_t GroupReader::find_tensor(const char *field, TensorName name, const StepTarget &target, int *index) const {
+rope_status_t GroupReader::find_tensor(const char *field, TensorName name, const GroupTarget &target,
+                                       int *index) const {
   *index = target.index_of(name);
   if (*index >= 0) return ROPE_STATUS_SUCCESS;
   return fail(kInvalid, "%s: %s is set but %s is absent: it needs its tensor", function_, field, kTensorNames[name]);

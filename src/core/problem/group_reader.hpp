@@ -39,7 +39,7 @@ struct ReadTensor {
 };
 
 // A call after its tensors, sequences and positions have been read, and the step that receives its groups.
-struct StepTarget {
+struct GroupTarget {
   const RopeProblem &problem;
   const ReadTensor *tensors;
   StepProblem *step;
@@ -70,7 +70,7 @@ class GroupReader {
 
   // Checks that the tensor of an operand is present and that the operand's type is F32 or the descriptor's; returns the
   // tensor's index.
-  rope_status_t find_tensor(const char *field, TensorName name, const StepTarget &target, int *index) const;
+  rope_status_t find_tensor(const char *field, TensorName name, const GroupTarget &target, int *index) const;
   rope_status_t check_number_type(const char *field, const View &view) const;
 
   const char *function_;

@@ -21,7 +21,7 @@ rope_status_t QuantReader::check(const rope_args_t &args) {
   return check_scale_rule(function_, rule());
 }
 
-rope_status_t QuantReader::read(const rope_cache_args_t *cache, const StepTarget &target) {
+rope_status_t QuantReader::read(const rope_cache_args_t *cache, const GroupTarget &target) {
   ROPE_TRY(read_written_scales(cache, target));
   if (quant_ == nullptr) return ROPE_STATUS_SUCCESS;
   ROPE_TRY(read_given_scales(target));
@@ -38,7 +38,7 @@ struct QuantReader::ScaleRows {
   int axis[3];
 };
 
-rope_status_t QuantReader::read_written_scales(const rope_cache_args_t *cache, const StepTarget &target) {
+rope_status_t QuantReader::read_written_scales(const rope_cache_args_t *cache, const GroupTarget &target) {
   if (quant_ != nullptr) {
     ROPE_TRY(read_scales_out("quant.q_scales_out", quant_->q_scales_out, kQ, target));
     ROPE_TRY(read_scales_out("quant.k_scales_out", quant_->k_scales_out, kK, target));
@@ -55,7 +55,7 @@ rope_status_t QuantReader::read_written_scales(const rope_cache_args_t *cache, c
 }
 
 rope_status_t QuantReader::read_scales_out(const char *field, const rope_tensor_t &given, TensorName name,
-                                           const StepTarget &target) {
+                                           const GroupTarget &target) {
   if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
   int index;
   ROPE_TRY(find_tensor(field, name, target, &index));
@@ -71,7 +71,7 @@ rope_status_t QuantReader::read_scales_out(const char *field, const rope_tensor_
 }
 
 rope_status_t QuantReader::read_cache_scales(const char *field, const rope_tensor_t &given, const char *beside,
-                                             TensorName name, const StepTarget &target, bool is_of_pass) {
+                                             TensorName name, const GroupTarget &target, bool is_of_pass) {
   if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
   int index;
   ROPE_TRY(find_tensor(field, name, target, &index));
@@ -123,7 +123,7 @@ rope_status_t QuantReader::read_scales(const char *field, const rope_tensor_t &g
   return ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t QuantReader::read_given_scales(const StepTarget &target) {
+rope_status_t QuantReader::read_given_scales(const GroupTarget &target) {
   target.step->scale_multiplies = (quant_->flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0;
   ROPE_TRY(read_scale("quant.q_scale", quant_->q_scale, kQ, target));
   ROPE_TRY(read_scale("quant.k_scale", quant_->k_scale, kK, target));
@@ -132,7 +132,7 @@ rope_status_t QuantReader::read_given_scales(const StepTarget &target) {
 }
 
 rope_status_t QuantReader::read_scale(const char *field, const rope_tensor_t &given, TensorName name,
-                                      const StepTarget &target) {
+                                      const GroupTarget &target) {
   if (is_zeroed(given)) return ROPE_STATUS_SUCCESS;
   int index;
   ROPE_TRY(find_tensor(field, name, target, &index));
@@ -145,7 +145,7 @@ rope_status_t QuantReader::read_scale(const char *field, const rope_tensor_t &gi
   return read_static_scale(field, given, target.problem.tensor[index].heads, written_[name], &tensor->scale);
 }
 
-rope_status_t QuantReader::read_pass_scale(const StepTarget &target) {
+rope_status_t QuantReader::read_pass_scale(const GroupTarget &target) {
   constexpr const char *kField = "quant.k_pass_scale";
   if (is_zeroed(quant_->k_pass_scale)) return ROPE_STATUS_SUCCESS;
   int index;
@@ -179,7 +179,7 @@ rope_status_t QuantReader::read_static_scale(const char *field, const rope_tenso
 }
 
 // Reads [3]: maxima of q, k and v, whether or not all of them are given.
-rope_status_t QuantReader::read_amax(const StepTarget &target) {
+rope_status_t QuantReader::read_amax(const GroupTarget &target) {
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kDisjointOut, "quant.amax_out", quant_->amax_out, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;

@@ -16,24 +16,24 @@ class QuantReader : private GroupReader {
 
   // Reads the tensors. It runs after the caches are read, because the caches' group has their written scales. `cache`
   // is NULL if the call has no caches.
-  rope_status_t read(const rope_cache_args_t *cache, const StepTarget &target);
+  rope_status_t read(const rope_cache_args_t *cache, const GroupTarget &target);
 
  private:
   struct ScaleRows;
   ScaleRule rule() const { return quant_ != nullptr ? ScaleRule{quant_->flags, quant_->scale_floor} : ScaleRule{}; }
-  rope_status_t read_written_scales(const rope_cache_args_t *cache, const StepTarget &target);
+  rope_status_t read_written_scales(const rope_cache_args_t *cache, const GroupTarget &target);
   rope_status_t read_scales_out(const char *field, const rope_tensor_t &given, TensorName name,
-                                const StepTarget &target);
+                                const GroupTarget &target);
   rope_status_t read_cache_scales(const char *field, const rope_tensor_t &given, const char *beside, TensorName name,
-                                  const StepTarget &target, bool is_of_pass);
+                                  const GroupTarget &target, bool is_of_pass);
   rope_status_t read_scales(const char *field, const rope_tensor_t &given, const ScaleRows &rows, int64_t channels,
                             WrittenScales *scales);
-  rope_status_t read_given_scales(const StepTarget &target);
-  rope_status_t read_scale(const char *field, const rope_tensor_t &given, TensorName name, const StepTarget &target);
-  rope_status_t read_pass_scale(const StepTarget &target);
+  rope_status_t read_given_scales(const GroupTarget &target);
+  rope_status_t read_scale(const char *field, const rope_tensor_t &given, TensorName name, const GroupTarget &target);
+  rope_status_t read_pass_scale(const GroupTarget &target);
   rope_status_t read_static_scale(const char *field, const rope_tensor_t &given, int64_t heads, const char *written,
                                   StaticScale *scale);
-  rope_status_t read_amax(const StepTarget &target);
+  rope_status_t read_amax(const GroupTarget &target);
 
   const rope_quant_args_t *quant_ = nullptr;
   const char *written_[kNumTensorNames] = {};  // for each tensor, the field of scales that the call writes

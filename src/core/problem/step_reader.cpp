@@ -108,7 +108,7 @@ rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *ten
   step->is_turned = step->has_norm = step->has_caches = step->has_factor = step->has_parts = step->has_codes = false;
   step->scale_multiplies = step->is_norm_gradient = false;
   step->accumulates = accumulates_;
-  const StepTarget target = {problem, tensors, step};
+  const GroupTarget target = {problem, tensors, step};
   for (int i = 0; i < problem.num_tensors; ++i) {
     StepTensor *tensor = &step->tensor[i];
     describe(problem.tensor[i], tensors[i], tensor);
@@ -144,7 +144,7 @@ void StepReader::describe(const RotatedTensor &rotated, const ReadTensor &read, 
   tensor->has_parts = read.pass.is_present;
 }
 
-rope_status_t StepReader::read_norm(const StepTarget &target) {
+rope_status_t StepReader::read_norm(const GroupTarget &target) {
   ROPE_TRY(read_channels("norm.q_weight", norm_->q_weight, kQ, target, false));
   ROPE_TRY(read_channels("norm.k_weight", norm_->k_weight, kK, target, false));
   ROPE_TRY(read_channels("norm.q_bias", norm_->q_bias, kQ, target, true));
@@ -152,7 +152,7 @@ rope_status_t StepReader::read_norm(const StepTarget &target) {
   return target.problem.is_transposed ? read_norm_gradients(target) : ROPE_STATUS_SUCCESS;
 }
 
-rope_status_t StepReader::read_norm_gradients(const StepTarget &target) {
+rope_status_t StepReader::read_norm_gradients(const GroupTarget &target) {
   target.step->is_norm_gradient = target.step->has_norm;
   ROPE_TRY(read_norm_input("norm.q_in", norm_->q_in, kQ, target));
   ROPE_TRY(read_norm_input("norm.k_in", norm_->k_in, kK, target));
@@ -165,7 +165,7 @@ rope_status_t StepReader::read_norm_gradients(const StepTarget &target) {
 
 // Reads forward's input q, k or v.
 rope_status_t StepReader::read_norm_input(const char *field, const rope_tensor_t &given, TensorName name,
-                                          const StepTarget &target) {
+                                          const GroupTarget &target) {
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
   const int present = target.index_of(name);
@@ -200,7 +200,7 @@ rope_status_t StepReader::read_norm_input(const char *field, const rope_tensor_t
 
 // Rows of gradients of weights or biases, [N, D] or [N, H, D].
 rope_status_t StepReader::read_sums(const char *field, const rope_tensor_t &given, TensorName name,
-                                    const StepTarget &target, bool is_bias) {
+                                    const GroupTarget &target, bool is_bias) {
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kOut, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
@@ -242,7 +242,7 @@ rope_status_t StepReader::read_sums(const char *field, const rope_tensor_t &give
 }
 
 // Finds the tensor of an operand of the norm. That tensor must be normed and, for a bias, the norm must be LAYER.
-rope_status_t StepReader::find_normed(const char *field, TensorName name, const StepTarget &target, bool is_bias,
+rope_status_t StepReader::find_normed(const char *field, TensorName name, const GroupTarget &target, bool is_bias,
                                       int *index) const {
   ROPE_TRY(find_tensor(field, name, target, index));
   if (!target.step->tensor[*index].is_normed) {
@@ -256,7 +256,7 @@ rope_status_t StepReader::find_normed(const char *field, TensorName name, const 
 
 // A weight or bias of q or k.
 rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &given, TensorName name,
-                                        const StepTarget &target, bool is_bias) {
+                                        const GroupTarget &target, bool is_bias) {
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;
@@ -278,7 +278,7 @@ rope_status_t StepReader::read_channels(const char *field, const rope_tensor_t &
 
 // Reads [S], [B, S] or [B, S, H]; an axis B of length 1 serves all batches. With THD it reads [T] or [T, H].
 rope_status_t StepReader::read_factor(const char *field, const rope_tensor_t &given, TensorName name,
-                                      const StepTarget &target) {
+                                      const GroupTarget &target) {
   Operand *operand;
   ROPE_TRY(operands_->read(Role::kIn, field, given, &operand));
   if (operand == nullptr) return ROPE_STATUS_SUCCESS;

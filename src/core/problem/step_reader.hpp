@@ -41,17 +41,17 @@ class StepReader : private GroupReader {
   rope_status_t refuse_gradients() const;
   rope_status_t check_input(const rope_args_t &args, bool is_transposed);
   void describe(const RotatedTensor &rotated, const ReadTensor &read, StepTensor *tensor) const;
-  rope_status_t read_norm(const StepTarget &target);
-  rope_status_t read_norm_gradients(const StepTarget &target);
+  rope_status_t read_norm(const GroupTarget &target);
+  rope_status_t read_norm_gradients(const GroupTarget &target);
   rope_status_t read_norm_input(const char *field, const rope_tensor_t &given, TensorName name,
-                                const StepTarget &target);
-  rope_status_t read_sums(const char *field, const rope_tensor_t &given, TensorName name, const StepTarget &target,
+                                const GroupTarget &target);
+  rope_status_t read_sums(const char *field, const rope_tensor_t &given, TensorName name, const GroupTarget &target,
                           bool is_bias);
-  rope_status_t find_normed(const char *field, TensorName name, const StepTarget &target, bool is_bias,
+  rope_status_t find_normed(const char *field, TensorName name, const GroupTarget &target, bool is_bias,
                             int *index) const;
-  rope_status_t read_channels(const char *field, const rope_tensor_t &given, TensorName name, const StepTarget &target,
+  rope_status_t read_channels(const char *field, const rope_tensor_t &given, TensorName name, const GroupTarget &target,
                               bool is_bias);
-  rope_status_t read_factor(const char *field, const rope_tensor_t &given, TensorName name, const StepTarget &target);
+  rope_status_t read_factor(const char *field, const rope_tensor_t &given, TensorName name, const GroupTarget &target);
 
   CacheReader cache_;
   QuantReader quant_;
