@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "core/problem/fixed_list.hpp"
 #include "core/problem/rope_problem.hpp"
 #include "plan/device_info.hpp"
 #include "plan/rope_facts.hpp"
@@ -47,8 +48,7 @@ struct GradientGroup {
 
 // For StepKernel::kNormGradientRows.
 struct StepGradients {
-  int num_groups;
-  GradientGroup group[3];
+  FixedList<GradientGroup, 3> group;
   uint32_t first_thread[3];     // first thread of each tensor in a row; all ones if it has no part in the row
   bool is_flat;                 // tokens are numbered through all batches, except for positions and factors
   uint32_t weight_units;        // units for whose weights a block has memory

@@ -121,19 +121,23 @@ bool share_blocks(const RopeProblem &problem, int64_t *runs) {
   return can_share && threads <= max_threads(problem);
 }
 
-// Forms groups of consecutive tensors.
-void make_groups(const RopeProblem &problem, int64_t free_tokens, bool may_share, StepGradients *gradients) {
+// Forms groups of consecutive tensors. Returns false if there are more groups than a launch has room for.
+bool make_groups(const RopeProblem &problem, int64_t free_tokens, bool may_share, StepGradients *gradients) {
   const int64_t tokens = problem.batches * problem.tokens;
   int64_t shared_runs;
   const bool can_share = may_share && share_blocks(problem, &shared_runs);
-  bool has_shared = false;
-  gradients->num_groups = 0;
+  bool has_shared = false, has_room = true;
+  gradients->group.clear();
   for (uint32_t &first : gradients->first_thread) first = ~uint32_t{0};
   for_each_gradient(problem, [&](int i) {
     const StepTensor &tensor = problem.step->tensor[i];
     const bool shares = can_share && tensor.is_normed;
     if (!shares || !has_shared) {
-      GradientGroup *const group = &gradients->group[gradients->num_groups++];
+      GradientGroup *const group = gradients->group.add();
+      if (group == nullptr) {
+        has_room = false;
+        return;
+      }
       const int64_t runs = shares ? shared_runs : tensor.runs;
       *group = {};
       group->first_tensor = i;
@@ -141,22 +145,23 @@ void make_groups(const RopeProblem &problem, int64_t free_tokens, bool may_share
       group->runs = static_cast<uint32_t>((tokens - 1) / group->tokens_of_run + 1);
     }
     if (shares) has_shared = true;
-    GradientGroup *const group = &gradients->group[gradients->num_groups - 1];
+    GradientGroup *const group = &gradients->group[gradients->group.count() - 1];
     gradients->first_thread[i] = group->row_threads;
     group->row_threads += static_cast<uint32_t>(count_threads(problem, i));
     group->end_tensor = i + 1;
   });
+  return has_room;
 }
 
 // Sets the threads of a block, and the rows or parts of each group. Returns the number of blocks.
 int64_t shape_blocks(const RopeProblem &problem, uint32_t max_rows, RopePlan *plan) {
   StepGradients *const gradients = &plan->gradients;
   uint32_t most = 0;  // threads of the widest row
-  for (int i = 0; i < gradients->num_groups; ++i) raise(&most, gradients->group[i].row_threads);
+  for (int i = 0; i < gradients->group.count(); ++i) raise(&most, gradients->group[i].row_threads);
   const uint32_t wanted = kStepTuning.gradient_threads, max = static_cast<uint32_t>(max_threads(problem));
   plan->threads = round_up_to_warps(most > max ? max : most > wanted ? most : wanted / most * most);
   int64_t blocks = 0;
-  for (int i = 0; i < gradients->num_groups; ++i) {
+  for (int i = 0; i < gradients->group.count(); ++i) {
     GradientGroup *const group = &gradients->group[i];
     const bool has_whole_warps = !has_token_norm(problem) || group->row_threads % kWarpThreads == 0;
     group->parts = (group->row_threads - 1) / plan->threads + 1;
@@ -175,7 +180,7 @@ void shape_memory(const RopeProblem &problem, RopePlan *plan) {
   StepGradients *const gradients = &plan->gradients;
   uint32_t rows = 1, tokens = 1, tensors = 1, part_sums = 0;  // the largest numbers of a group
   bool has_head_weights = false;
-  for (int i = 0; i < gradients->num_groups; ++i) {
+  for (int i = 0; i < gradients->group.count(); ++i) {
     const GradientGroup &group = gradients->group[i];
     raise(&rows, group.rows);
     raise(&tokens, group.tokens_of_run);
@@ -231,7 +236,7 @@ bool plan_gradient_rows(const RopeProblem &problem, const DeviceInfo &device, Ro
   const int64_t free_tokens = count_free_tokens(problem, device);
   int64_t blocks = 0;
   for (const auto &shape : kShapes) {
-    make_groups(problem, free_tokens, shape.may_share, gradients);
+    if (!make_groups(problem, free_tokens, shape.may_share, gradients)) return false;
     blocks = shape_blocks(problem, shape.max_rows, plan);
     shape_memory(problem, plan);
     if (plan->shared_bytes <= kMaxSharedBytes) break;

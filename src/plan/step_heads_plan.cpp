@@ -44,7 +44,7 @@ bool takes_piece(const RopeProblem &problem, const StepPieces &pieces, bool is_f
   const bool is_changed = piece.is_normed || piece.is_turned;
   const bool has_one_block = piece.channels == channels;
   if (is_changed && (piece.is_normed != step.has_norm || piece.is_turned != step.is_turned)) return false;
-  if (step.has_norm && pieces.count > kMaxNormedStepPieces) return false;
+  if (step.has_norm && pieces.count() > kMaxNormedStepPieces) return false;
   if (!has_one_block && (is_changed || step.has_norm || piece.channels % channels != 0)) return false;
   if (!piece.is_written || piece.has_code_out()) return true;
   const int64_t *const in = piece.in_stride, *const out = piece.out_stride;
@@ -152,8 +152,8 @@ bool shape_pieces(const RopeProblem &problem, int channels, int64_t vector_bytes
     heads->window_units = static_cast<uint32_t>(of_window);
   }
   int64_t per_token = 0;
-  for (int i = 0; i < heads->pieces.count; ++i) {
-    const StepPiece &piece = heads->pieces.piece[i];
+  for (int i = 0; i < heads->pieces.count(); ++i) {
+    const StepPiece &piece = heads->pieces[i];
     if (piece.channels != channels && !is_power_of_two(units)) return false;
     heads->blocks[i] = {};
     heads->blocks[i].lanes_log2 = static_cast<uint32_t>(step_lanes_log2(piece.channels, units_of_thread * V));
@@ -170,8 +170,8 @@ void shape_long(int64_t tokens, uint32_t max_turned_tokens, uint32_t wanted, Rop
   StepHeads *const heads = &plan->heads;
   const StepPieces &pieces = heads->pieces;
   uint32_t most_rows = 1;
-  for (int i = 0; i < pieces.count; ++i) {
-    const StepPiece &piece = pieces.piece[i];
+  for (int i = 0; i < pieces.count(); ++i) {
+    const StepPiece &piece = pieces[i];
     StepPieceBlocks *const mine = &heads->blocks[i];
     const uint32_t threads = static_cast<uint32_t>(piece.heads) << mine->lanes_log2;
     const auto takes_rows = [&](uint32_t rows) {
@@ -184,7 +184,7 @@ void shape_long(int64_t tokens, uint32_t max_turned_tokens, uint32_t wanted, Rop
     if (mine->rows > most_rows) most_rows = mine->rows;
   }
   uint32_t blocks = 0;
-  for (int i = 0; i < pieces.count; ++i) {
+  for (int i = 0; i < pieces.count(); ++i) {
     StepPieceBlocks *const mine = &heads->blocks[i];
     mine->first_block = blocks;
     mine->runs = most_rows / mine->rows;
@@ -220,7 +220,7 @@ bool plan_short_heads(const RopeProblem &problem, int channels, int64_t vectors,
   const int64_t max_vectors = step.has_parts         ? tuning.max_short_part_vectors
                               : pieces.has_windows() ? tuning.max_short_window_vectors
                                                      : tuning.max_short_vectors;
-  if (vectors > max_vectors || pairs > kMaxShortStepPairs || pieces.count > kMaxShortStepPieces ||
+  if (vectors > max_vectors || pairs > kMaxShortStepPairs || pieces.count() > kMaxShortStepPieces ||
       !shape_pieces(problem, channels, kShortStepVectorBytes, 1, plan)) {
     return false;
   }
@@ -289,9 +289,9 @@ bool plan_long_heads(const RopeProblem &problem, const DeviceInfo &device, int c
   plan->grid_y = static_cast<uint32_t>(batches);
   heads->tokens_ahead = held_threads / plan->units.per_token * heads->turns + 1;
   uint32_t most_tokens = 0;  // the largest number of a block with angles
-  for (int i = 0; i < heads->pieces.count; ++i) {
+  for (int i = 0; i < heads->pieces.count(); ++i) {
     const uint32_t of_block = heads->blocks[i].rows * heads->turns;
-    if (heads->pieces.piece[i].is_turned && of_block > most_tokens) most_tokens = of_block;
+    if (heads->pieces[i].is_turned && of_block > most_tokens) most_tokens = of_block;
   }
   const uint32_t lost = plan->step.angles == StepAngles::kTable ? (most_tokens + 3) / 4 * 16 : 0;
   plan->shared_bytes = (most_tokens * heads->angle_floats + weights) * number + lost;

@@ -73,7 +73,7 @@ constexpr int kLongStepVectorBytes = 16;
 constexpr uint32_t kMaxShortStepPairs = 64;
 constexpr uint32_t kMaxLongStepPairs = 256;
 
-// Pieces of heads (step_pieces.hpp) in a launch: two of q, two of k, and v.
+// Pieces of heads (step_pieces.hpp) in a launch: two of q, two of k, and v. If v is cut too, other kernels serve the call.
 constexpr int kMaxStepPieces = 5;
 constexpr int kMaxShortStepPieces = 4;   // of kWarp, kShort and kShortMore
 constexpr int kMaxNormedStepPieces = 3;  // of any kernel, if there is a norm

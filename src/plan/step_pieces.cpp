@@ -76,6 +76,15 @@ bool can_be_cut(const RopeProblem &problem, const StepTensor &tensor) {
   return has_window_at_end(problem, tensor) && !has_scales_of_all && !has_two_scales;
 }
 
+// Adds a piece behind those with as many channels or more. Returns false if there is no room.
+bool add_piece(const StepPiece &piece, StepPieces *pieces) {
+  StepPiece *place = pieces->add();
+  if (place == nullptr) return false;
+  for (; place != pieces->begin() && place[-1].channels < piece.channels; --place) *place = place[-1];
+  *place = piece;
+  return true;
+}
+
 }  // namespace
 
 StepPiece whole_piece(const RopeProblem &problem, int index) {
@@ -88,32 +97,26 @@ StepPiece whole_piece(const RopeProblem &problem, int index) {
 }
 
 bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces) {
-  pieces->count = 0;
+  pieces->clear();
   pieces->window_channels = 0;
   pieces->is_window_last = false;
-  const auto add = [&](const StepPiece &piece) {
-    int at = pieces->count++;
-    for (; at > 0 && pieces->piece[at - 1].channels < piece.channels; --at) pieces->piece[at] = pieces->piece[at - 1];
-    pieces->piece[at] = piece;
-  };
   for (int i = 0; i < problem.num_tensors; ++i) {
     const StepTensor &tensor = problem.step->tensor[i];
     if (problem.tensor[i].heads == 0) continue;
     if (!is_cut(problem, tensor)) {
-      add(whole_piece(problem, i));
+      if (!add_piece(whole_piece(problem, i), pieces)) return false;
       continue;
     }
     if (tensor.is_normed) {
       if (!has_window_at_end(problem, tensor) || tensor.has_parts) return false;
       pieces->window_channels = problem.geometry->rotary_dim;
       pieces->is_window_last = tensor.window_begin != 0;
-      add(whole_piece(problem, i));
+      if (!add_piece(whole_piece(problem, i), pieces)) return false;
       continue;
     }
-    if (!can_be_cut(problem, tensor)) return false;
-    add(window_of(problem, i));
+    if (!can_be_cut(problem, tensor) || !add_piece(window_of(problem, i), pieces)) return false;
     const StepPiece others = others_of(problem, i);
-    if (others.is_written || others.is_cached()) add(others);
+    if ((others.is_written || others.is_cached()) && !add_piece(others, pieces)) return false;
   }
   return true;
 }

@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "core/problem/fixed_list.hpp"
 #include "core/problem/step_problem.hpp"
 #include "plan/step_kernels.hpp"
 
@@ -41,22 +42,19 @@ struct StepPiece {
 };
 
 // Pieces with more channels come first.
-struct StepPieces {
-  int count;
+struct StepPieces : FixedList<StepPiece, kMaxStepPieces> {
   int window_channels;  // channels of normed heads that are turned, if these are not all; otherwise 0
   bool is_window_last;  // they are a head's last channels, not its first ones
-  StepPiece piece[kMaxStepPieces];
 
   bool has_windows() const { return window_channels != 0; }
-  const StepPiece *begin() const { return piece; }
-  const StepPiece *end() const { return piece + count; }
 };
 
 // The piece with all channels of a tensor.
 StepPiece whole_piece(const RopeProblem &problem, int index);
 
 // Returns false if a tensor cannot be cut into pieces: the channels outside the window lie on both sides of it, or
-// scales are for groups of all its channels. Normed heads are one piece, whose window may be turned.
+// scales are for groups of all its channels. Also returns false if there are more pieces than a launch has room for.
+// Normed heads are one piece, whose window may be turned.
 bool make_step_pieces(const RopeProblem &problem, StepPieces *pieces);
 
 }  // namespace rope

@@ -58,6 +58,35 @@ TEST_CASE("caches of 8 bits", "[rope][step][quant]") {
   }
 }
 
+// A window that is turned and other channels that are copied, in each of q, k and v: six parts of heads, which have one
+// scale each.
+TEST_CASE("q, k and v that are all turned in a part of their heads, with outputs of 8 bits",
+          "[rope][step][quant][sanitize]") {
+  for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+    for (const int32_t head_dim : {128, 192}) {
+      for (const int64_t tokens : {1, 64, 256}) {
+        StepCase step;
+        step.dtype = ROPE_DTYPE_BF16;
+        step.layout = ROPE_LAYOUT_THD;
+        step.style = style;
+        step.tokens = tokens;
+        step.head_dim = head_dim;
+        step.rotary_dim = 64;
+        step.rotary_offset = tokens == 64 ? head_dim - 64 : 0;
+        for (StepTensor *tensor : {&step.q, &step.k, &step.v}) {
+          tensor->heads = tokens == 256 ? 2 : 8;
+          tensor->out = StepOut::Own;
+          tensor->out_dtype = ROPE_DTYPE_F8_E4M3;
+        }
+        std::vector<std::string> explanations;
+        step.explanations = &explanations;
+        step.check();
+        check_step_kernels(explanations, {"long rows angles codes"});
+      }
+    }
+  }
+}
+
 TEST_CASE("scales of heads, scales that multiply, and none", "[rope][step][quant]") {
   for (const rope_dtype_t code : codes) {
     for (const Scale scale : {Scale::None, Scale::One, Scale::ByHead}) {

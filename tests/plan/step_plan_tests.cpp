@@ -540,6 +540,39 @@ TEST_CASE("steps with codes of heads with a turned part and a part that is not",
   CHECK(letter_with(1, [&] { scene.step.tensor[1].scale.head_stride = int64_t{1} << 40; }) == '-');
 }
 
+TEST_CASE("q, k and v that are all cut into window and others have more pieces than the kernels of whole heads take",
+          "[step plan]") {
+  for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+    for (const int32_t head_dim : {128, 192}) {
+      for (const int64_t tokens : {1, 64, 256, 16384}) {
+        for (const int tensors : {2, 3}) {
+          Scene scene;
+          rope_config_t config = some_config(ROPE_DTYPE_BF16, head_dim);
+          config.layout = ROPE_LAYOUT_THD;
+          config.style = style;
+          config.rotary_dim = 64;
+          REQUIRE(rope::make_rope_geometry("test", config, &scene.geometry) == ROPE_STATUS_SUCCESS);
+          scene.args = ROPE_ARGS_INIT;
+          rope_tensor_t *const in[] = {&scene.args.q, &scene.args.k, &scene.args.v};
+          rope_tensor_t *const out[] = {&scene.args.q_out, &scene.args.k_out, &scene.args.v_out};
+          for (int i = 0; i < tensors; ++i) {
+            *in[i] = compact_tensor(address_of(i), ROPE_DTYPE_BF16, {tokens, 8, head_dim});
+            *out[i] = compact_tensor(address_of(8 + i), kE4M3, {tokens, 8, head_dim});
+          }
+          REQUIRE(rope::make_rope_problem("test", scene.geometry, scene.args, false, &scene.problem, &scene.step) ==
+                  ROPE_STATUS_SUCCESS);
+          rope::RopePlan plan = {};
+          REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+          INFO(tensors << " tensors, head_dim " << head_dim << ", " << tokens << " tokens");
+          CHECK(plan.heads.pieces.count() == (tensors == 2 ? 4 : rope::kMaxStepPieces));
+          CHECK(letter_of(plan.step.kernel) == (tensors == 3 ? 'r' : tokens <= 256 ? 's' : 'l'));
+          CHECK((explain(scene, kH200).find(": long rows angles codes kernel") != std::string::npos) == (tensors == 3));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("long launches of heads in one part prefetch before each turn but the last if they make codes",
           "[step plan]") {
   Scene scene;
@@ -603,7 +636,7 @@ TEST_CASE("the general kernel has a block for each run of tokens, with room for 
 void check_gradient_memory(const rope::RopePlan &plan, bool is_of_token, bool has_table, uint32_t part_sums) {
   const rope::StepGradients &gradients = plan.gradients;
   uint32_t rows = 0, tokens = 0;
-  for (int i = 0; i < gradients.num_groups; ++i) {
+  for (int i = 0; i < gradients.group.count(); ++i) {
     rows = std::max(rows, gradients.group[i].rows);
     tokens = std::max(tokens, gradients.group[i].tokens_of_run);
   }
@@ -662,7 +695,7 @@ TEST_CASE("gradients of norms of 16 bits: blocks have runs of all heads, in part
         CHECK(plan.step.has_more == (expected.runs[0] > 0 || expected.runs[1] > 0));
         CHECK(plan.shared_bytes <= 48 * 1024);
         if (has_head_weights && expected.row_threads == 320) {
-          CHECK(plan.gradients.num_groups == 2);
+          CHECK(plan.gradients.group.count() == 2);
           CHECK(plan.threads == 256);
           continue;
         }
@@ -675,7 +708,7 @@ TEST_CASE("gradients of norms of 16 bits: blocks have runs of all heads, in part
         CHECK(gradients.is_flat);
         const bool has_own = has_head_weights && expected.heads[0] > 1;  // a single head cannot differ from others
         CHECK(gradients.weight_units == (has_own ? plan.threads : expected.groups == 1 ? 64u : 32u));
-        REQUIRE(gradients.num_groups == expected.groups);  // v is not written
+        REQUIRE(gradients.group.count() == expected.groups);  // v is not written
         CHECK(gradients.first_thread[0] == 0);
         CHECK(gradients.first_thread[1] == expected.k_first);
         CHECK(gradients.first_thread[2] == ~uint32_t{0});
@@ -684,7 +717,7 @@ TEST_CASE("gradients of norms of 16 bits: blocks have runs of all heads, in part
         CHECK(of_q.rows == expected.rows);
         CHECK(of_q.parts == expected.parts);
         uint32_t blocks = 0;
-        for (int i = 0; i < gradients.num_groups; ++i) {
+        for (int i = 0; i < gradients.group.count(); ++i) {
           const rope::GradientGroup &group = gradients.group[i];
           CHECK(group.first_tensor == i);
           CHECK(group.end_tensor == (expected.groups == 1 ? 2 : i + 1));
@@ -723,7 +756,7 @@ TEST_CASE("gradients of norms over a token: rows of whole warps", "[step plan]")
     REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
     INFO(expected.heads[0] << " and " << expected.heads[1] << " heads");
     REQUIRE(plan.step.kernel == rope::StepKernel::kNormGradientRows);
-    CHECK(plan.gradients.num_groups == expected.groups);
+    CHECK(plan.gradients.group.count() == expected.groups);
     CHECK(plan.threads == expected.threads);
     CHECK(plan.gradients.group[0].rows == expected.rows);
     CHECK(plan.gradients.group[0].parts == 1);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// kernel_cache.cpp - a lock-free hash table, to which kernels are added and from which none is removed
+// kernel_cache.cpp - a table of kernels with their handles and the devices that have loaded them
 #include "backend/cuda/kernel_cache.hpp"
 
-#include <stddef.h>
 #include <stdint.h>
+
+#include "backend/cuda/address_table.hpp"
 
 namespace rope {
 
@@ -15,40 +16,23 @@ struct KnownKernel {
   uint64_t devices;     // bit i: loaded in the primary context of device i
 };
 
-// More than twice the number of kernels, so that few slots are searched.
-constexpr int kSlotBits = 11;
-constexpr size_t kSlots = size_t{1} << kSlotBits;
-KnownKernel known[kSlots];
-
-KnownKernel *slot_of(const void *address) {
-  const uint64_t hash = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(address)) * 0x9e3779b97f4a7c15u;
-  for (size_t slot = static_cast<size_t>(hash >> (64 - kSlotBits));; slot = (slot + 1) % kSlots) {
-    const void **place = &known[slot].address;
-    const void *there = __atomic_load_n(place, __ATOMIC_RELAXED);
-    if (there == nullptr) {
-      // If another thread was faster, `there` receives the address that it stored.
-      if (__atomic_compare_exchange_n(place, &there, address, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-        return &known[slot];
-      }
-    }
-    if (there == address) return &known[slot];
-  }
-}
+// More than twice the number of kernels, so that few slots are searched. Kernels without a slot are found in each call.
+AddressTable<KnownKernel, 11> known;
 
 }  // namespace
 
 cudaError_t load_kernel(const void *address, int index, const DeviceScope &scope) {
-  KnownKernel *kernel = slot_of(address);
+  KnownKernel *const kernel = known.find(address);
   // For a context of the caller's own nothing is recorded: another context may replace it.
   const uint64_t device = scope.is_primary() ? uint64_t{1} << index : 0;
-  if ((__atomic_load_n(&kernel->devices, __ATOMIC_ACQUIRE) & device) != 0) return cudaSuccess;
+  if (kernel != nullptr && (__atomic_load_n(&kernel->devices, __ATOMIC_ACQUIRE) & device) != 0) return cudaSuccess;
   const LastErrorScope last_error;
   // Reading a kernel's attributes loads it.
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, address);
   CUfunction handle;
   if (error == cudaSuccess) error = find_kernel(address, &handle);
-  if (error == cudaSuccess) __atomic_fetch_or(&kernel->devices, device, __ATOMIC_RELEASE);
+  if (error == cudaSuccess && kernel != nullptr) __atomic_fetch_or(&kernel->devices, device, __ATOMIC_RELEASE);
   return error;
 }
 
@@ -56,15 +40,17 @@ cudaError_t load_kernel(const void *address, int index, const DeviceScope &scope
 
 // The handle is a CUkernel, which is valid in every context until the process ends.
 cudaError_t find_kernel(const void *address, CUfunction *kernel) {
-  CUfunction *handle = &slot_of(address)->handle;
-  *kernel = __atomic_load_n(handle, __ATOMIC_ACQUIRE);
-  if (*kernel != nullptr) return cudaSuccess;
+  KnownKernel *const there = known.find(address);
+  if (there != nullptr) {
+    *kernel = __atomic_load_n(&there->handle, __ATOMIC_ACQUIRE);
+    if (*kernel != nullptr) return cudaSuccess;
+  }
   const LastErrorScope last_error;
   cudaKernel_t found;
   const cudaError_t error = cudaGetKernel(&found, address);
   if (error != cudaSuccess) return error;
   *kernel = reinterpret_cast<CUfunction>(found);
-  __atomic_store_n(handle, *kernel, __ATOMIC_RELEASE);
+  if (there != nullptr) __atomic_store_n(&there->handle, *kernel, __ATOMIC_RELEASE);
   return cudaSuccess;
 }
 

@@ -20,7 +20,7 @@ const void *find_step_kernel(rope_dtype_t dtype, const StepVariant &variant) {
 
 void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index, StepHeadTensor *params) {
   const RopeGeometry &geometry = *problem.geometry;
-  const StepPiece &piece = plan.heads.pieces.piece[index];
+  const StepPiece &piece = plan.heads.pieces[index];
   const int64_t size = dtype_size(geometry.dtype), weight_size = piece.weight->is_f32 ? 4 : size;
   const int64_t in_token = token_stride_of(problem, plan.heads.is_flat, piece.in_stride) * size;
   params->in = piece.in;
@@ -79,7 +79,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortHeadP
   params->counting_unit = ~uint32_t{0};
   for (uint32_t &begin : params->begins) begin = ~uint32_t{0};
   uint32_t unit = 0;
-  for (int i = 0; i < plan.heads.pieces.count; ++i) {
+  for (int i = 0; i < plan.heads.pieces.count(); ++i) {
     if (i > 0) params->begins[i - 1] = unit;
     StepHeadTensor *const mine = &params->tensor[i];
     set_head_tensor(problem, plan, i, mine);
@@ -90,7 +90,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortHeadP
       if (params->counting_unit == ~uint32_t{0}) params->counting_unit = unit;
       mine->cache -= heads * mine->cache_head;
     }
-    unit += static_cast<uint32_t>(plan.heads.pieces.piece[i].heads) << mine->lanes_log2;
+    unit += static_cast<uint32_t>(plan.heads.pieces[i].heads) << mine->lanes_log2;
   }
 }
 
@@ -103,8 +103,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepShortMoreP
   params->first_window_unit = plan.heads.pieces.is_window_last ? plan.heads.units - plan.heads.window_units : 0;
   set_lookups(problem, &params->lookups);
   int64_t units = 0;
-  for (int i = 0; i < plan.heads.pieces.count; ++i) {
-    const StepPiece &piece = plan.heads.pieces.piece[i];
+  for (int i = 0; i < plan.heads.pieces.count(); ++i) {
+    const StepPiece &piece = plan.heads.pieces[i];
     StepHeadTensor *const tensor = &params->tensor[i];
     StepMoreTensor *const mine = &params->more[i];
     const int64_t heads = units >> tensor->lanes_log2;
@@ -134,8 +134,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, StepLongHeadPa
   for (int i = 0; i < kMaxStepPieces; ++i) {
     StepLongTensor *const mine = &params->tensor[i];
     mine->first_block = ~uint32_t{0};
-    if (i >= plan.heads.pieces.count) continue;
-    const StepPiece &piece = plan.heads.pieces.piece[i];
+    if (i >= plan.heads.pieces.count()) continue;
+    const StepPiece &piece = plan.heads.pieces[i];
     const StepPieceBlocks &blocks = plan.heads.blocks[i];
     set_head_tensor(problem, plan, i, mine);
     mine->first_block = blocks.first_block;
@@ -202,8 +202,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithCodes<Para
   // Short launches number units through all pieces.
   const bool is_short = plan.step.kernel < StepKernel::kLong;
   int64_t units = 0;
-  for (int i = 0; i < plan.heads.pieces.count; ++i) {
-    const StepPiece &piece = plan.heads.pieces.piece[i];
+  for (int i = 0; i < plan.heads.pieces.count(); ++i) {
+    const StepPiece &piece = plan.heads.pieces[i];
     const int64_t heads = is_short ? units >> plan.heads.blocks[i].lanes_log2 : 0;
     StepHeadCodes *const codes = &params->codes[i];
     *codes = {};
@@ -238,10 +238,10 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithWindow<Par
   if (!heads.pieces.is_window_last) return;
   params->first_window_lane = lanes - heads.window_units;
   params->to_other = -half;
-  for (int i = 0; i < heads.pieces.count; ++i) {
+  for (int i = 0; i < heads.pieces.count(); ++i) {
     StepLongTensor *const tensor = &params->tensor[i];
     tensor->in += half * size;
-    if (tensor->cache != nullptr) tensor->cache += half * cache_size(problem, heads.pieces.piece[i].cache);
+    if (tensor->cache != nullptr) tensor->cache += half * cache_size(problem, heads.pieces[i].cache);
     params->codes[i].out += half;
   }
 }
@@ -249,8 +249,8 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, WithWindow<Par
 template <typename Params>
 void set_params(const RopeProblem &problem, const RopePlan &plan, WithScales<Params> *params) {
   set_params(problem, plan, static_cast<WithCodes<Params> *>(params));
-  for (int i = 0; i < plan.heads.pieces.count; ++i) {
-    const StepPiece &piece = plan.heads.pieces.piece[i];
+  for (int i = 0; i < plan.heads.pieces.count(); ++i) {
+    const StepPiece &piece = plan.heads.pieces[i];
     StepHeadScales *const scales = &params->scales[i];
     *scales = {*piece.out_scales, *piece.cache_scales, 0};
     scales->out.row_stride[kToken] = token_stride_of(problem, plan.heads.is_flat, piece.out_scales->row_stride);

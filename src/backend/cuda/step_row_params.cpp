@@ -140,7 +140,7 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, NormGradientRo
     NormGradientGroup *const mine = &params->group[i];
     *mine = {};
     mine->first_block = ~uint32_t{0};
-    if (i >= gradients.num_groups) continue;
+    if (i >= gradients.group.count()) continue;
     const GradientGroup &group = gradients.group[i];
     mine->first_block = group.first_block;
     mine->first_tensor = static_cast<uint32_t>(group.first_tensor);

@@ -8,12 +8,15 @@ namespace rope {
 
 rope_status_t Operands::read_present(Role role, const char *field, const rope_tensor_t &tensor, bool may_be_pairs,
                                      Operand **operand) {
-  Operand *next = &list_[count_];
+  Operand *next = list_.add();
+  if (next == nullptr) {
+    return fail(ROPE_STATUS_INTERNAL_ERROR, "%s: %s is one tensor too many: a call has at most %d", function_, field,
+                kMaxOperands);
+  }
   ROPE_TRY(read_view(function_, field, tensor, &next->view, may_be_pairs));
   next->view.forget_unused_strides();
   next->field = field;
   next->role = role;
-  ++count_;
   *operand = next;
   return ROPE_STATUS_SUCCESS;
 }
@@ -60,7 +63,7 @@ rope_status_t Operands::check_loops() const {
   constexpr int64_t kAlwaysServed = int64_t{1} << 28;
   constexpr int64_t kServedPerByte = 64;
   uintptr_t bytes = 0;
-  const Operand *longest = list_;
+  const Operand *longest = list_.begin();
   for (const Operand &operand : *this) {
     if (__builtin_add_overflow(bytes, operand.view.end - operand.view.begin, &bytes)) bytes = UINTPTR_MAX;
     if (operand.view.elements > longest->view.elements) longest = &operand;

@@ -2,6 +2,7 @@
 // operands.hpp - the tensors that a call reads and writes, with their field names, and checks between them
 #pragma once
 
+#include "core/problem/fixed_list.hpp"
 #include "core/problem/view.hpp"
 
 namespace rope {
@@ -28,7 +29,7 @@ struct alignas(64) Operand {
 // The operands of a call that are present, in the order of reading.
 class Operands {
  public:
-  explicit Operands(const char *function) : function_(function) {}
+  explicit Operands(const char *function) : function_(function) { list_.clear(); }
 
   // Reads a tensor into the list and sets strides that no element uses to 0. *operand is NULL if the tensor is absent.
   rope_status_t read(Role role, const char *field, const rope_tensor_t &tensor, Operand **operand) {
@@ -51,11 +52,11 @@ class Operands {
     input->role = Role::kOut;
     if (output == nullptr) return;
     input->field = output->field;
-    --count_;
+    list_.remove_last();
   }
 
-  const Operand *begin() const { return list_; }
-  const Operand *end() const { return list_ + count_; }
+  const Operand *begin() const { return list_.begin(); }
+  const Operand *end() const { return list_.end(); }
 
   rope_status_t check_overlaps() const;
 
@@ -77,8 +78,7 @@ class Operands {
                              Operand **operand);
 
   const char *function_;
-  int count_ = 0;
-  Operand list_[kMaxOperands];  // set when read: clearing the whole list would take longer
+  FixedList<Operand, kMaxOperands> list_;
 };
 
 }  // namespace rope

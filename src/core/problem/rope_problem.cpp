@@ -346,7 +346,7 @@ class ProblemReader {
   }
 
   // The shapes that is_for_each_token accepts, in words.
-  struct PositionShapes {
+  struct PositionShapes : FixedText<256> {
     PositionShapes(const ProblemReader &reader, bool is_start) {
       const RopeProblem &problem = *reader.problem_;
       const bool has_axes = reader.geometry_.num_axes > 1;
@@ -356,27 +356,16 @@ class ProblemReader {
       if (has_axes) add(&by_token, reader.geometry_.num_axes), add(&by_batch, reader.geometry_.num_axes);
       add(&by_token, problem.tokens);
       add(&by_batch, problem.batches), add(&by_batch, problem.tokens);
-      size_t used = 0;
       if (reader.is_thd() || !is_start || has_axes) {
-        used = append(used, reader.is_thd() ? (has_axes ? "[A, T], " : "[T], ") : has_axes ? "[A, S], " : "[S], ");
-        used = append(used, ShapeText(by_token).text);
-        used = append(used, ", or ");
+        append(reader.is_thd() ? (has_axes ? "[A, T], " : "[T], ") : has_axes ? "[A, S], " : "[S], ");
+        append(ShapeText(by_token).text);
+        append(", or ");
       }
-      used = append(used, reader.is_thd() ? (has_axes ? "[A, 1, T], " : "[1, T], ")
-                          : has_axes      ? "[A, B, S], "
-                                          : "[B, S], ");
-      used = append(used, ShapeText(by_batch).text);
+      append(reader.is_thd() ? (has_axes ? "[A, 1, T], " : "[1, T], ") : has_axes ? "[A, B, S], " : "[B, S], ");
+      append(ShapeText(by_batch).text);
       const bool has_batches = is_start || !reader.is_thd();
-      append(used, has_axes      ? (has_batches ? "; A and B may be 1" : "; A may be 1")
-                   : has_batches ? "; B may be 1"
-                                 : "");
+      append(has_axes ? (has_batches ? "; A and B may be 1" : "; A may be 1") : has_batches ? "; B may be 1" : "");
     }
-    size_t append(size_t used, const char *words) {
-      for (; *words != '\0'; ++words) text[used++] = *words;
-      text[used] = '\0';
-      return used;
-    }
-    char text[256];
   };
 
   // With rows by token, positions would be ignored, so they must be absent.

@@ -29,7 +29,11 @@ rope_status_t SwigluCodesReader::read_coded(const char *field, const rope_tensor
   } else {
     ROPE_TRY(operands_->read(Role::kDisjointOut, field, tensor, &operand));
   }
-  CodedOutput *const coded = &outputs_->list[outputs_->count++];
+  CodedOutput *const coded = outputs_->add();
+  if (coded == nullptr) {
+    return fail(ROPE_STATUS_INTERNAL_ERROR, "%s: %s is one output of codes too many: a call has at most %d", function_,
+                field, kMaxSwigluCodes);
+  }
   *coded = {operand, output, {}};
   coded->codes.dtype = operand->view.dtype;
   coded->codes.has_row_groups = has_row_groups;
@@ -89,7 +93,7 @@ rope_status_t SwigluCodesReader::read_layout(const char *group, int32_t layout, 
 
 rope_status_t SwigluCodesReader::read_scales(const swiglu_quant_args_t *given, bool rounds_first, int64_t experts,
                                              bool has_expert_axis) {
-  for (int i = 0; i < outputs_->count; ++i) outputs_->list[i].codes.rounds_first = rounds_first;
+  for (int i = 0; i < outputs_->count(); ++i) (*outputs_)[i].codes.rounds_first = rounds_first;
   if (given != nullptr) {
     swiglu_quant_args_t copy;
     const swiglu_quant_args_t *args;
@@ -120,16 +124,16 @@ rope_status_t SwigluCodesReader::read_column_scales(bool has_expert_axis) {
   ROPE_TRY(read_layout("column", columns_->scale_layout, columns_->reserved0, &group));
   ROPE_TRY(read_group(group, {columns_->scales_out, columns_->grad_gate_scales_out, columns_->grad_up_scales_out},
                       columns_->amax_out, has_expert_axis));
-  for (int i = 0; i < outputs_->count; ++i) {
-    SwigluCodes *const codes = &outputs_->list[i].codes;
+  for (int i = 0; i < outputs_->count(); ++i) {
+    SwigluCodes *const codes = &(*outputs_)[i].codes;
     codes->has_row_groups = codes->has_row_groups && codes->scales.is_present();
   }
   return ROPE_STATUS_SUCCESS;
 }
 
 CodedOutput *SwigluCodesReader::find(int output, bool has_row_groups) const {
-  for (int i = 0; i < outputs_->count; ++i) {
-    CodedOutput *const coded = &outputs_->list[i];
+  for (int i = 0; i < outputs_->count(); ++i) {
+    CodedOutput *const coded = &(*outputs_)[i];
     if (coded->output == output && coded->codes.has_row_groups == has_row_groups) return coded;
   }
   return nullptr;
@@ -172,15 +176,15 @@ rope_status_t SwigluCodesReader::read_group(const Group &group, const rope_tenso
 rope_status_t SwigluCodesReader::read_scale(const rope_tensor_t &tensor, bool scale_multiplies, int64_t experts) {
   const char *field = "quant.scale";
   bool has_use = false;
-  for (int i = 0; i < outputs_->count; ++i) {
-    const WrittenScales &scales = outputs_->list[i].codes.scales;
-    const bool is_by_column = outputs_->list[i].codes.has_row_groups;
-    has_use = has_use || (is_by_column ? is_zeroed(column_scales(outputs_->list[i].output))
+  for (int i = 0; i < outputs_->count(); ++i) {
+    const WrittenScales &scales = (*outputs_)[i].codes.scales;
+    const bool is_by_column = (*outputs_)[i].codes.has_row_groups;
+    has_use = has_use || (is_by_column ? is_zeroed(column_scales((*outputs_)[i].output))
                                        : !scales.is_present() || scales.form == ScaleForm::kE4M3);
-    outputs_->list[i].codes.scale_multiplies = scale_multiplies;
+    (*outputs_)[i].codes.scale_multiplies = scale_multiplies;
   }
   if (is_zeroed(tensor)) return ROPE_STATUS_SUCCESS;
-  if (outputs_->count == 0) {
+  if (outputs_->count() == 0) {
     return fail(kInvalid, "%s: %s is set: %s has neither 8 nor 4 bits", function_, field,
                 is_backward_ ? "no gradient" : "out");
   }
@@ -200,8 +204,8 @@ rope_status_t SwigluCodesReader::read_scale(const rope_tensor_t &tensor, bool sc
     return fail(kInvalid, "%s: %s has shape %s: it must be [1]%s", function_, field, ShapeText(view).text,
                 experts > 0 ? ", or [E] with a scale for each expert" : "");
   }
-  for (int i = 0; i < outputs_->count; ++i) {
-    SwigluCodes *const codes = &outputs_->list[i].codes;
+  for (int i = 0; i < outputs_->count(); ++i) {
+    SwigluCodes *const codes = &(*outputs_)[i].codes;
     if (codes->scales.is_present() && codes->scales.form != ScaleForm::kE4M3) continue;
     codes->scale = view.data;
     codes->expert_stride = view.shape[0] == 1 ? 0 : view.stride[0];
@@ -399,8 +403,8 @@ rope_status_t SwigluCodesReader::read_amax(const char *field, const rope_tensor_
   if (view.ndim != 1 || view.shape[0] != 1) {
     return fail(kInvalid, "%s: %s has shape %s: it must be [1]", function_, field, ShapeText(view).text);
   }
-  for (int i = 0; i < outputs_->count; ++i) {
-    SwigluCodes *const codes = &outputs_->list[i].codes;
+  for (int i = 0; i < outputs_->count(); ++i) {
+    SwigluCodes *const codes = &(*outputs_)[i].codes;
     if (codes->has_row_groups == has_row_groups) codes->amax = view.data;
   }
   return ROPE_STATUS_SUCCESS;

@@ -2,6 +2,7 @@
 // swiglu_codes_reader.hpp - reads the outputs of a SwiGLU call that are codes: tensors, static and written scales, amax
 #pragma once
 
+#include "core/problem/fixed_list.hpp"
 #include "core/problem/operands.hpp"
 #include "core/problem/swiglu_problem.hpp"
 
@@ -16,13 +17,12 @@ struct CodedOutput {
   SwigluCodes codes;  // strides of scales are by gate's axes
 };
 
-struct CodedOutputs {
-  int count = 0;
-  CodedOutput list[kMaxSwigluCodes];
+struct CodedOutputs : FixedList<CodedOutput, kMaxSwigluCodes> {
+  CodedOutputs() { clear(); }
 
   bool has_row_groups() const {
     bool has = false;
-    for (int i = 0; i < count; ++i) has = has || list[i].codes.has_row_groups;
+    for (const CodedOutput &coded : *this) has = has || coded.codes.has_row_groups;
     return has;
   }
 };

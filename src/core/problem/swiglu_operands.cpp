@@ -240,11 +240,11 @@ rope_status_t read_outputs(const char *function, rope_dtype_t dtype, const swigl
   }
   if (is_backward) ROPE_TRY(reader->read(role, "out", args.out, &operands->out[kRecomputedOut]));
   ROPE_TRY(codes_reader->read_columns(args.column));
-  if (operands->coded.count > 0 && dtype == ROPE_DTYPE_F64) {
+  if (operands->coded.count() > 0 && dtype == ROPE_DTYPE_F64) {
     return fail(kUnsupported, "%s: %s.dtype is %s: this version writes 8 bits from F32, F16 or BF16 only", function,
-                operands->coded.list[0].operand->field, dtype_name(operands->coded.list[0].operand->view.dtype));
+                operands->coded[0].operand->field, dtype_name(operands->coded[0].operand->view.dtype));
   }
-  if (is_backward || operands->out[kOut] != nullptr || operands->coded.count > 0) return ROPE_STATUS_SUCCESS;
+  if (is_backward || operands->out[kOut] != nullptr || operands->coded.count() > 0) return ROPE_STATUS_SUCCESS;
   return fail(kInvalid, "%s: out is absent: it is required", function);
 }
 
@@ -268,15 +268,15 @@ rope_status_t read_operands(const char *function, rope_dtype_t dtype, const Gati
   ROPE_TRY(codes_reader.read_scales(args.quant, form.rounds_before_codes, experts, has_expert_axis));
   if (!is_backward) {
     const CodedOutputs &coded = operands->coded;
-    const bool has_pairs = coded.count > 0 && coded.list[0].codes.has_pairs();
+    const bool has_pairs = coded.count() > 0 && coded[0].codes.has_pairs();
     if (!has_pairs || operands->num_rows == nullptr || in[kGate]->view.ndim > 1) return ROPE_STATUS_SUCCESS;
     return fail(kInvalid, "%s: num_rows is set: with an out of F4_E2M1X2 %s.ndim must be at least 2, and is 1",
                 function, in[kGate]->field);
   }
-  const Role role = operands->coded.count > 0 ? Role::kDisjointOut : Role::kOutOrAnyInput;
+  const Role role = operands->coded.count() > 0 ? Role::kDisjointOut : Role::kOutOrAnyInput;
   ROPE_TRY(reader->read_grad_row_scale(role, args.grad_row_scale, operands->row_scale, operands->is_indexed,
                                        &operands->grad_row_scale));
-  if (operands->out[kGradGate] == nullptr && operands->out[kGradUp] == nullptr && operands->coded.count == 0 &&
+  if (operands->out[kGradGate] == nullptr && operands->out[kGradUp] == nullptr && operands->coded.count() == 0 &&
       operands->grad_row_scale == nullptr) {
     return fail(kInvalid, "%s: grad_gate, grad_up and grad_row_scale are absent: one of them is required", function);
   }

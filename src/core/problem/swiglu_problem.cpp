@@ -17,6 +17,7 @@ constexpr int64_t kSecondIndexStride[kMaxAxes] = {0, 1, 0, 0};
 class AxisMerger {
  public:
   AxisMerger(SwigluProblem *problem, const View &gate) : problem_(problem) {
+    rows_.clear();
     problem->ndim = 0;
     for (int axis = 0; axis < gate.ndim; ++axis) {
       if (gate.shape[axis] != 1) order_[problem->ndim++] = axis;
@@ -25,8 +26,7 @@ class AxisMerger {
 
   // Adds the strides of a view. Along axes that the view lacks they are 0.
   void add_strides(const int64_t *source, int64_t *target) {
-    rows_[count_].source = source;
-    rows_[count_++].target = target;
+    if (!rows_.add({source, target})) has_room_ = false;
   }
 
   // Sorts axes, slowest first, by the strides of an output, which are never 0.
@@ -40,32 +40,35 @@ class AxisMerger {
     }
   }
 
-  void merge(const int64_t *shape) {
+  // Returns false if there were more views than there is room for.
+  bool merge(const int64_t *shape) {
+    if (!has_room_) return false;
     int used = 0;
     for (int i = 0; i < problem_->ndim; ++i) {
       const int axis = order_[i];
       if (used > 0 && continues(used - 1, axis, shape[axis])) {
         problem_->shape[used - 1] *= shape[axis];
-        for (int row = 0; row < count_; ++row) rows_[row].target[used - 1] = rows_[row].source[axis];
+        for (const Row &row : rows_) row.target[used - 1] = row.source[axis];
       } else {
         problem_->shape[used] = shape[axis];
-        for (int row = 0; row < count_; ++row) rows_[row].target[used] = rows_[row].source[axis];
+        for (const Row &row : rows_) row.target[used] = row.source[axis];
         ++used;
       }
     }
     if (used == 0) {
       problem_->shape[0] = 1;
-      for (int row = 0; row < count_; ++row) rows_[row].target[0] = 1;
+      for (const Row &row : rows_) row.target[0] = 1;
       used = 1;
     }
     problem_->ndim = used;
+    return true;
   }
 
  private:
   // Whether in every view the step of merged axis `outer` spans exactly the `length` elements of `axis`.
   bool continues(int outer, int axis, int64_t length) const {
-    for (int row = 0; row < count_; ++row) {
-      if (rows_[row].target[outer] != rows_[row].source[axis] * length) return false;
+    for (const Row &row : rows_) {
+      if (row.target[outer] != row.source[axis] * length) return false;
     }
     return true;
   }
@@ -79,8 +82,8 @@ class AxisMerger {
   int order_[kMaxAxes];
   // The views are inputs, outputs, and up to 9 others: row_scale, grad_row_scale, the row index, two biases, the
   // indices of experts and of their rows, written scales and the rows of their matrices.
-  Row rows_[int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 9];
-  int count_ = 0;
+  FixedList<Row, int{kMaxSwigluInputs} + int{kMaxSwigluOutputs} + 9> rows_;
+  bool has_room_ = true;
 };
 
 // Makes the strides of pairs of codes count halves of an element: along the last axis a value is half a pair.
@@ -102,7 +105,8 @@ void set_bias(const View &bias, int which, int num_axes, int64_t (&strides)[kMax
 }
 
 // Sets a problem of all outputs of words, or of one output of codes.
-void set_problem(const SwigluOperands &operands, const CodedOutput *coded, SwigluProblem *problem) {
+rope_status_t set_problem(const char *function, const SwigluOperands &operands, const CodedOutput *coded,
+                          SwigluProblem *problem) {
   const View &gate = operands.in[kGate]->view;
   AxisMerger merger(problem, gate);
   for (int i = 0; i < problem->num_inputs(); ++i) {
@@ -174,11 +178,15 @@ void set_problem(const SwigluOperands &operands, const CodedOutput *coded, Swigl
         has_expert_axis || problem->rows.is_present() || codes.scales.is_present() || codes.has_pairs();
     if (!keeps_order) merger.sort_by_stride(output_stride);
   }
-  merger.merge(gate.shape);
+  if (!merger.merge(gate.shape)) {
+    return fail(ROPE_STATUS_INTERNAL_ERROR, "%s: gate has axes that more tensors follow than a call may have",
+                function);
+  }
   // An output has a stride other than 0 along each of its own axes.
   while (problem->num_row_axes < problem->ndim && problem->grad_row_scale_stride[problem->num_row_axes] != 0) {
     ++problem->num_row_axes;
   }
+  return ROPE_STATUS_SUCCESS;
 }
 
 }  // namespace
@@ -233,10 +241,13 @@ rope_status_t make_swiglu_call(const char *function, rope_dtype_t dtype, const G
   ROPE_TRY(operands.all.check_loops());
   const CodedOutputs &coded = operands.coded;
   const int words = operands.has_words() ? 1 : 0;
-  call->count = words + coded.count;
+  static_assert(kMaxSwigluProblems == 1 + kMaxSwigluCodes, "");
+  call->count = words + coded.count();
   for (int i = 1; i < call->count; ++i) call->problems[i] = *first;
-  if (words > 0) set_problem(operands, nullptr, first);
-  for (int i = 0; i < coded.count; ++i) set_problem(operands, &coded.list[i], &call->problems[words + i]);
+  if (words > 0) ROPE_TRY(set_problem(function, operands, nullptr, first));
+  for (int i = 0; i < coded.count(); ++i) {
+    ROPE_TRY(set_problem(function, operands, &coded[i], &call->problems[words + i]));
+  }
   return ROPE_STATUS_SUCCESS;
 }
 
