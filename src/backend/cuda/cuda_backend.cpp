@@ -2,6 +2,7 @@
 // cuda_backend.cpp - the functions of the CUDA backend
 #include "backend/backend.hpp"
 #include "backend/cuda/operations.hpp"
+#include "backend/cuda/preloader.hpp"
 
 namespace rope {
 
@@ -13,26 +14,26 @@ int32_t count_devices(const char *function) {
   return count;
 }
 
-// load_kernels(&preloader) loads the kernels for the descriptor's calls.
-template <typename LoadKernels>
-rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo *device, LoadKernels load_kernels) {
+// visit_kernels(visitor) visits the kernels for the descriptor's calls.
+template <typename VisitKernels>
+rope_status_t open_device(const char *function, int32_t device_index, DeviceInfo *device, VisitKernels visit_kernels) {
   ROPE_TRY(find_cuda_device(function, device_index, device));
   Preloader preloader(function, *device, device_index);
-  load_kernels(&preloader);
+  visit_kernels(KernelVisitor{[](void *owner, const Kernel &kernel) { static_cast<Preloader *>(owner)->load(kernel); },
+                              &preloader});
   return preloader.status();
 }
 
 rope_status_t open_rope(const char *function, const RopeGeometry &geometry, int32_t device_index, int32_t,
                         DeviceInfo *device) {
-  return open_device(function, device_index, device, [&](Preloader *preloader) {
-    load_rope_kernels(geometry, preloader);
-    load_step_kernels(geometry, preloader);
+  return open_device(function, device_index, device, [&](KernelVisitor visit) {
+    visit_rope_kernels(geometry, visit);
+    visit_step_kernels(geometry, visit);
   });
 }
 
 rope_status_t open_swiglu(const char *function, rope_dtype_t dtype, int32_t device_index, int32_t, DeviceInfo *device) {
-  return open_device(function, device_index, device,
-                     [&](Preloader *preloader) { load_swiglu_kernels(dtype, preloader); });
+  return open_device(function, device_index, device, [&](KernelVisitor visit) { visit_swiglu_kernels(dtype, visit); });
 }
 
 const char *describe() {

@@ -1,41 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// launch.hpp - loads kernels for a descriptor, and launches one
+// launch.hpp - launches a kernel with its params
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include "backend/cuda/device_cache.hpp"
+#include "backend/cuda/kernels/kernel.hpp"
+#include "core/problem/status.hpp"
 
 namespace rope {
 
-// Loads kernels on a device, one after another, until one fails.
-class Preloader {
- public:
-  Preloader(const char *function, const DeviceInfo &device, int32_t device_index);
-
-  // Does nothing if `kernel` is NULL.
-  void load(const void *kernel);
-
-  rope_status_t status() const { return status_; }
-
- private:
-  const char *function_;
-  const DeviceInfo &device_;
-  int32_t device_index_;
-  DeviceScope scope_;
-  rope_status_t status_ = ROPE_STATUS_SUCCESS;
-};
-
 struct Launch {
-  const void *kernel;
-  dim3 grid;
-  dim3 block;
+  Kernel kernel;
+  uint32_t grid_x, grid_y;        // blocks
+  uint32_t threads, thread_rows;  // of a block
   uint32_t shared_bytes;
   bool is_programmatic;
 };
 
-// `params` is the kernel's only argument.
-rope_status_t launch(const char *function, const Launch &what, void *params, int32_t device_index,
-                     rope_stream_t stream);
+// Launches with params of a type, which must be the kernel's.
+rope_status_t launch_with_params(const char *function, const Launch &what, const ParamsType &type, void *params,
+                                 int32_t device_index, rope_stream_t stream);
+
+// The function through which all launches pass. `params` is the kernel's only argument.
+template <typename Params>
+rope_status_t launch(const char *function, const Launch &what, Params *params, int32_t device_index,
+                     rope_stream_t stream) {
+  static_assert(sizeof(Params) <= kMaxParamsBytes, "");
+  return launch_with_params(function, what, kParamsType<Params>, params, device_index, stream);
+}
 
 }  // namespace rope

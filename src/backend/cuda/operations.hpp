@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// operations.hpp - RoPE, its tables and SwiGLU on CUDA: the kernels to load, and the launches of a plan
+// operations.hpp - RoPE, its tables and SwiGLU on CUDA: the kernels of a descriptor, and the launches of a plan. The
+// headers of CUDA are not needed, so that tests plan and set params without them.
 #pragma once
 
 #include "backend/cuda/launch.hpp"
@@ -13,10 +14,10 @@ namespace rope {
 
 constexpr int kVectorElements[] = {8, 4, 2, 1};
 
-// Load all kernels that calls of the descriptor may use.
-void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader);
-void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader);
-void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader);
+// Visit all kernels that calls of the descriptor may use, some of them several times.
+void visit_rope_kernels(const RopeGeometry &geometry, KernelVisitor visit);
+void visit_step_kernels(const RopeGeometry &geometry, KernelVisitor visit);
+void visit_swiglu_kernels(rope_dtype_t dtype, KernelVisitor visit);
 
 // Members of Backend.
 rope_status_t run_cuda_rope(const char *function, const RopeProblem &problem, const RopePlan &plan,

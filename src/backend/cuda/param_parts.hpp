@@ -5,8 +5,14 @@
 #include <string.h>
 
 #include "backend/cuda/kernels/rope_params.hpp"
+#include "backend/cuda/launch.hpp"
+#include "plan/rope_plan.hpp"
 
 namespace rope {
+
+inline Launch launch_of(const RopePlan &plan, const Kernel &kernel) {
+  return {kernel, plan.grid_x, plan.grid_y, plan.threads, plan.thread_rows, plan.shared_bytes, plan.is_programmatic};
+}
 
 // Strides are in bytes. Kernels only read an input.
 inline RopeSide make_side(const char *data, const int64_t *stride, int64_t size) {

@@ -14,7 +14,7 @@ namespace rope {
 
 namespace {
 
-const void *find_rope_kernel(rope_dtype_t dtype, int vector_elements, const RopeVariant &variant) {
+Kernel find_rope_kernel(rope_dtype_t dtype, int vector_elements, const RopeVariant &variant) {
   return visit_dtype(dtype, [&](auto element) { return rope_kernel_of(element, vector_elements, variant); });
 }
 
@@ -255,12 +255,10 @@ void set_params(const RopeProblem &problem, const RopePlan &plan, RopeGeneralPar
 template <typename Params>
 rope_status_t launch_with(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                           rope_stream_t stream) {
-  const void *kernel = find_rope_kernel(problem.geometry->dtype, plan.vector_elements, plan.variant);
-  const dim3 grid(plan.grid_x, plan.grid_y), block(plan.threads, plan.thread_rows);
+  const Kernel kernel = find_rope_kernel(problem.geometry->dtype, plan.vector_elements, plan.variant);
   Params params;
   set_params(problem, plan, &params);
-  return launch(function, {kernel, grid, block, plan.shared_bytes, plan.is_programmatic}, &params, device_index,
-                stream);
+  return launch(function, launch_of(plan, kernel), &params, device_index, stream);
 }
 
 using LaunchRope = rope_status_t (*)(const char *function, const RopeProblem &problem, const RopePlan &plan,
@@ -299,8 +297,8 @@ LaunchRope find_launch(const RopeVariant &variant) {
 
 }  // namespace
 
-void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
-  for (const rope_dtype_t dtype : kTableTypes) preloader->load(table_kernel_of(dtype));
+void visit_rope_kernels(const RopeGeometry &geometry, KernelVisitor visit) {
+  for (const rope_dtype_t dtype : kTableTypes) visit(table_kernel_of(dtype));
   // With a norm every call is a step, and steps have their own kernels.
   if (geometry.norm.type != 0) return;
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
@@ -308,9 +306,9 @@ void load_rope_kernels(const RopeGeometry &geometry, Preloader *preloader) {
   for (const int elements : kVectorElements) {
     const void *last = nullptr;
     for_each_variant(pairing, [&](const RopeVariant &variant) {
-      const void *kernel = find_rope_kernel(geometry.dtype, elements, variant);
-      if (kernel != last) preloader->load(kernel);
-      last = kernel;
+      const Kernel kernel = find_rope_kernel(geometry.dtype, elements, variant);
+      if (kernel.address != last) visit(kernel);
+      last = kernel.address;
     });
   }
 }
@@ -337,8 +335,8 @@ rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem
   // The grid has a thread for each entry, up to a limit, and its threads loop.
   const int64_t max_blocks = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
   const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
-  const dim3 grid(static_cast<unsigned>(wanted < max_blocks ? wanted : max_blocks));
-  const Launch what = {table_kernel_of(problem.dtype), grid, kTableThreads, 0, false};
+  const auto blocks = static_cast<uint32_t>(wanted < max_blocks ? wanted : max_blocks);
+  const Launch what = {table_kernel_of(problem.dtype), blocks, 1, kTableThreads, 1, 0, false};
   return launch(function, what, &params, device_index, stream);
 }
 

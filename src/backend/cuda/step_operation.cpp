@@ -12,7 +12,7 @@ namespace rope {
 
 namespace {
 
-const void *find_step_kernel(rope_dtype_t dtype, const StepVariant &variant) {
+Kernel find_step_kernel(rope_dtype_t dtype, const StepVariant &variant) {
   const bool is_gradient = variant.kernel == StepKernel::kNormGradient;  // one for all types that are computed in fp32
   if (is_gradient && dtype != ROPE_DTYPE_F64) return step_kernel_of(float{}, variant);
   return visit_dtype(dtype, [&](auto element) { return step_kernel_of(element, variant); });
@@ -266,12 +266,10 @@ namespace {
 template <typename Params>
 rope_status_t launch_step(const char *function, const RopeProblem &problem, const RopePlan &plan, int32_t device_index,
                           rope_stream_t stream) {
-  const void *kernel = find_step_kernel(problem.geometry->dtype, plan.step);
-  const dim3 grid(plan.grid_x, plan.grid_y), block(plan.threads, plan.thread_rows);
+  const Kernel kernel = find_step_kernel(problem.geometry->dtype, plan.step);
   Params params;
   set_params(problem, plan, &params);
-  return launch(function, {kernel, grid, block, plan.shared_bytes, plan.is_programmatic}, &params, device_index,
-                stream);
+  return launch(function, launch_of(plan, kernel), &params, device_index, stream);
 }
 
 bool has_code_instances(StepKernel kernel) {
@@ -280,8 +278,8 @@ bool has_code_instances(StepKernel kernel) {
 
 }  // namespace
 
-void load_step_kernels(const RopeGeometry &geometry, Preloader *preloader) {
-  const auto load = [&](const StepVariant &variant) { preloader->load(find_step_kernel(geometry.dtype, variant)); };
+void visit_step_kernels(const RopeGeometry &geometry, KernelVisitor visit) {
+  const auto load = [&](const StepVariant &variant) { visit(find_step_kernel(geometry.dtype, variant)); };
   const bool is_interleaved = geometry.in_distance == 1;
   load({StepKernel::kGeneral, StepNorm::kNone, StepAngles::kNone, false, StepCodes::kNone, false});
   if (geometry.norm.type != 0) {

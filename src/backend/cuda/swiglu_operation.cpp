@@ -11,16 +11,28 @@ namespace rope {
 
 namespace {
 
-const void *find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVariant variant) {
+Kernel find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVariant variant) {
   return visit_dtype(dtype, [&](auto element) { return swiglu_kernel_of(element, vector_elements, variant); });
 }
 
 // Launches the kernel of a variant for a vector width with the plan's grid.
+template <typename Params>
 rope_status_t launch_kernel(const char *function, rope_dtype_t dtype, int vector_elements, SwigluVariant variant,
-                            const SwigluPlan &plan, void *params, int32_t device_index, rope_stream_t stream) {
-  const void *kernel = find_swiglu_kernel(dtype, vector_elements, variant);
-  const Launch what = {kernel, dim3(plan.grid_x, plan.grid_y), plan.threads, 0, plan.is_programmatic};
+                            const SwigluPlan &plan, Params *params, int32_t device_index, rope_stream_t stream) {
+  const Kernel kernel = find_swiglu_kernel(dtype, vector_elements, variant);
+  const Launch what = {kernel, plan.grid_x, plan.grid_y, plan.threads, 1, 0, plan.is_programmatic};
   return launch(function, what, params, device_index, stream);
+}
+
+// As launch_kernel. Params has what Plain lacks for kernels of options.
+template <typename Plain, typename Params>
+rope_status_t launch_form(const char *function, rope_dtype_t dtype, int vector_elements, SwigluVariant variant,
+                          const SwigluPlan &plan, Params *params, int32_t device_index, rope_stream_t stream) {
+  if (variant.formula > SwigluFormula::kForm) {
+    return launch_kernel(function, dtype, vector_elements, variant, plan, params, device_index, stream);
+  }
+  Plain *const plain = params;
+  return launch_kernel(function, dtype, vector_elements, variant, plan, plain, device_index, stream);
 }
 
 // Writes strides right-aligned, in bytes: the kernel's last axis is the problem's.
@@ -117,8 +129,8 @@ rope_status_t run_swiglu_row_sums(const char *function, const SwigluProblem &pro
     copy_row_strides(problem.expert_row_index_stride, 1, params.expert_row_index_stride);
   }
   // One kernel processes groups and single elements, so the width of its variant is 1.
-  return launch_kernel(function, problem.dtype, 1, {kSwigluRowSums, plan.formula, false}, plan, &params, device_index,
-                       stream);
+  return launch_form<SwigluRowKernelParams>(function, problem.dtype, 1, {kSwigluRowSums, plan.formula, false}, plan,
+                                            &params, device_index, stream);
 }
 
 // Returns the step from one row to the next, in bytes.
@@ -148,8 +160,8 @@ rope_status_t run_swiglu_matrix(const char *function, const SwigluProblem &probl
     params.rows_per_thread = plan.rows_per_thread;
     set_biases(problem, &params);
   }
-  return launch_kernel(function, problem.dtype, plan.vector_elements, {work, plan.formula, false}, plan, &params,
-                       device_index, stream);
+  return launch_form<SwigluMatrixParams>(function, problem.dtype, plan.vector_elements, {work, plan.formula, false},
+                                         plan, &params, device_index, stream);
 }
 
 rope_status_t run_swiglu_flat_gradients(const char *function, const SwigluProblem &problem, const SwigluPlan &plan,
@@ -182,8 +194,8 @@ rope_status_t run_swiglu_matrix_gradients(const char *function, const SwigluProb
   } else if (plan.is_programmatic) {
     work = plan.begins_last ? kSwigluLateMatrixGradients : kSwigluProgrammaticMatrixGradients;
   }
-  return launch_kernel(function, problem.dtype, plan.vector_elements, {work, plan.formula, false}, plan, &params,
-                       device_index, stream);
+  return launch_form<SwigluMatrixGradientParams>(function, problem.dtype, plan.vector_elements,
+                                                 {work, plan.formula, false}, plan, &params, device_index, stream);
 }
 
 // Returns a tensor's strides by expert and by row of a plan that is_expert_matrix. `size` is that of an element.
@@ -468,19 +480,20 @@ rope_status_t run_problem(const char *function, const SwigluProblem &problem, co
                           : problem.out[kRecomputedOut] != nullptr ? kSwigluGradientsAndOut
                                                                    : kSwigluGradients;
   const SwigluVariant variant = {work, plan.formula, plan.is_alternating()};
-  return launch_kernel(function, problem.dtype, plan.vector_elements, variant, plan, &params, device_index, stream);
+  return launch_form<SwigluKernelParams>(function, problem.dtype, plan.vector_elements, variant, plan, &params,
+                                         device_index, stream);
 }
 
 }  // namespace
 
-void load_swiglu_kernels(rope_dtype_t dtype, Preloader *preloader) {
+void visit_swiglu_kernels(rope_dtype_t dtype, KernelVisitor visit) {
   for (const int elements : kVectorElements) {
     for (int work = kSwigluForward; work < kNumSwigluWorks; ++work) {
       for (int formula = 0; formula < kNumSwigluFormulas; ++formula) {
         SwigluVariant variant = {static_cast<SwigluWork>(work), static_cast<SwigluFormula>(formula), false};
-        preloader->load(find_swiglu_kernel(dtype, elements, variant));
+        visit(find_swiglu_kernel(dtype, elements, variant));
         variant.is_alternating = true;
-        preloader->load(find_swiglu_kernel(dtype, elements, variant));
+        visit(find_swiglu_kernel(dtype, elements, variant));
       }
     }
   }

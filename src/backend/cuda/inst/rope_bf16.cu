@@ -5,7 +5,7 @@
 
 namespace rope {
 
-const void *rope_kernel_of(BFloat16, int vector_elements, const RopeVariant &variant) {
+Kernel rope_kernel_of(BFloat16, int vector_elements, const RopeVariant &variant) {
   return find_rope_variant<BFloat16>(vector_elements, variant);
 }
 

@@ -5,7 +5,7 @@
 
 namespace rope {
 
-const void *rope_kernel_of(Float16, int vector_elements, const RopeVariant &variant) {
+Kernel rope_kernel_of(Float16, int vector_elements, const RopeVariant &variant) {
   return find_rope_variant<Float16>(vector_elements, variant);
 }
 

@@ -5,8 +5,8 @@
 
 namespace rope {
 
-const void *rope_kernel_of(double, int vector_elements, const RopeVariant &variant) {
-  if (variant.kernel != RopeKernel::kGeneral) return nullptr;
+Kernel rope_kernel_of(double, int vector_elements, const RopeVariant &variant) {
+  if (variant.kernel != RopeKernel::kGeneral) return {};
   return find_general_kernel<double>(vector_elements, variant);
 }
 

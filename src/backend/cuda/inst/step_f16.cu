@@ -5,7 +5,7 @@
 
 namespace rope {
 
-const void *step_kernel_of(Float16, const StepVariant &variant) {
+Kernel step_kernel_of(Float16, const StepVariant &variant) {
   return find_step_kernel<Float16>(variant);
 }
 

@@ -6,10 +6,10 @@
 
 namespace rope {
 
-const void *step_kernel_of(double, const StepVariant &variant) {
-  if (variant.kernel == StepKernel::kNormGradient) return reinterpret_cast<const void *>(norm_gradient_kernel<double>);
-  if (variant.kernel != StepKernel::kGeneral) return nullptr;
-  return reinterpret_cast<const void *>(step_general_kernel<double>);
+Kernel step_kernel_of(double, const StepVariant &variant) {
+  if (variant.kernel == StepKernel::kNormGradient) return kernel_of(norm_gradient_kernel<double>);
+  if (variant.kernel != StepKernel::kGeneral) return {};
+  return kernel_of(step_general_kernel<double>);
 }
 
 }  // namespace rope

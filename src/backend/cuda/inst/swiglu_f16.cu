@@ -5,7 +5,7 @@
 
 namespace rope {
 
-const void *swiglu_kernel_of(Float16, int vector_elements, SwigluVariant variant) {
+Kernel swiglu_kernel_of(Float16, int vector_elements, SwigluVariant variant) {
   return find_swiglu_variant<Float16>(vector_elements, variant);
 }
 

@@ -6,9 +6,8 @@
 
 namespace rope {
 
-const void *table_kernel_of(rope_dtype_t dtype) {
-  return visit_dtype(dtype,
-                     [](auto element) { return reinterpret_cast<const void *>(table_kernel<decltype(element)>); });
+Kernel table_kernel_of(rope_dtype_t dtype) {
+  return visit_dtype(dtype, [](auto element) { return kernel_of(table_kernel<decltype(element)>); });
 }
 
 }  // namespace rope

@@ -31,6 +31,7 @@
 
 #include <type_traits>
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/norm_gradient_row_parts.cuh"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
@@ -393,11 +394,11 @@ __global__ void __launch_bounds__(kMaxNormGradientThreads,
 }
 
 template <typename T>
-const void *find_norm_gradient_rows_kernel(const StepVariant &variant) {
+Kernel find_norm_gradient_rows_kernel(const StepVariant &variant) {
   const auto find = [&](auto is_interleaved) {
     constexpr bool kIsInterleaved = decltype(is_interleaved)::value;
-    return variant.has_more ? reinterpret_cast<const void *>(norm_gradient_rows_kernel<T, kIsInterleaved, true>)
-                            : reinterpret_cast<const void *>(norm_gradient_rows_kernel<T, kIsInterleaved, false>);
+    return variant.has_more ? kernel_of(norm_gradient_rows_kernel<T, kIsInterleaved, true>)
+                            : kernel_of(norm_gradient_rows_kernel<T, kIsInterleaved, false>);
   };
   return variant.is_interleaved ? find(std::true_type()) : find(std::false_type());
 }

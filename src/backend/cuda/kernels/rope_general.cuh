@@ -41,6 +41,7 @@
 
 #include "backend/cuda/kernels/block_work.cuh"
 #include "backend/cuda/kernels/general_angles.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/unit_rotation.cuh"
@@ -250,20 +251,20 @@ __global__ void __launch_bounds__(max_general_threads(kPairing, V),
 
 // The kernel for a pairing.
 template <typename T, int V>
-const void *find_general_kernel(Pairing pairing) {
+Kernel find_general_kernel(Pairing pairing) {
   switch (pairing) {
     case Pairing::kHalf:
-      return reinterpret_cast<const void *>(rope_general_kernel<T, V, Pairing::kHalf>);
+      return kernel_of(rope_general_kernel<T, V, Pairing::kHalf>);
     case Pairing::kInterleaved:
-      return reinterpret_cast<const void *>(rope_general_kernel<T, V, Pairing::kInterleaved>);
+      return kernel_of(rope_general_kernel<T, V, Pairing::kInterleaved>);
     default:
-      return reinterpret_cast<const void *>(rope_general_kernel<T, V, Pairing::kConverted>);
+      return kernel_of(rope_general_kernel<T, V, Pairing::kConverted>);
   }
 }
 
 // The kernel for a vector width, or NULL if T has no such width.
 template <typename T>
-const void *find_general_kernel(int vector_elements, const RopeVariant &variant) {
+Kernel find_general_kernel(int vector_elements, const RopeVariant &variant) {
   const Pairing pairing = variant.pairing;
   constexpr int kSize = static_cast<int>(sizeof(T));
   if (vector_elements == 1) return find_general_kernel<T, 1>(pairing);
@@ -271,7 +272,7 @@ const void *find_general_kernel(int vector_elements, const RopeVariant &variant)
   if constexpr (kSize < 8) {
     if (vector_elements == 8 / kSize) return find_general_kernel<T, 8 / kSize>(pairing);
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace rope

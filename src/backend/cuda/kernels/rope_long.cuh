@@ -30,6 +30,7 @@
 // first load and after the last one are noticeable even in launches of 40 us.
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/short_work.cuh"
@@ -199,29 +200,29 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
 
 // The kernel of a variant.
 template <typename T, bool IsInterleaved>
-const void *find_long_kernel(const RopeVariant &variant) {
+Kernel find_long_kernel(const RopeVariant &variant) {
   constexpr int V = kLongVectorBytes / static_cast<int>(sizeof(T));
   if (variant.kernel == RopeKernel::kLongConverted) {
-    return reinterpret_cast<const void *>(rope_long_converted_kernel<T, V>);
+    return kernel_of(rope_long_converted_kernel<T, V>);
   }
   switch (variant.angles) {
     case kComputedAngles:
-      return variant.has_simple_grid ? reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, true>)
-                                     : reinterpret_cast<const void *>(rope_long_kernel<T, V, IsInterleaved, false>);
+      return variant.has_simple_grid ? kernel_of(rope_long_kernel<T, V, IsInterleaved, true>)
+                                     : kernel_of(rope_long_kernel<T, V, IsInterleaved, false>);
     case kTable32:
-      return reinterpret_cast<const void *>(rope_long_table_kernel<T, V, IsInterleaved, uint32_t>);
+      return kernel_of(rope_long_table_kernel<T, V, IsInterleaved, uint32_t>);
     default:
-      return reinterpret_cast<const void *>(rope_long_table_kernel<T, V, IsInterleaved, uint16_t>);
+      return kernel_of(rope_long_table_kernel<T, V, IsInterleaved, uint16_t>);
   }
 }
 
 // The kernel, or NULL for other vectors or types.
 template <typename T>
-const void *find_long_kernel(int vector_elements, const RopeVariant &variant) {
+Kernel find_long_kernel(int vector_elements, const RopeVariant &variant) {
   if constexpr (sizeof(T) != 2) {
-    return nullptr;
+    return {};
   } else {
-    if (vector_elements * sizeof(T) != kLongVectorBytes) return nullptr;
+    if (vector_elements * sizeof(T) != kLongVectorBytes) return {};
     return variant.pairing == Pairing::kInterleaved ? find_long_kernel<T, true>(variant)
                                                     : find_long_kernel<T, false>(variant);
   }

@@ -18,6 +18,7 @@
 // rope_token.cuh.
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_work.cuh"
 #include "backend/cuda/kernels/token_angles.cuh"
@@ -91,10 +92,10 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
 
 // The kernel, or NULL for vectors.
 template <typename T>
-const void *find_scalar_kernel(int vector_elements, const RopeVariant &variant) {
-  if (vector_elements != 1) return nullptr;
-  return variant.angles == kComputedAngles ? reinterpret_cast<const void *>(rope_scalar_kernel<T, ComputedAngles>)
-                                           : reinterpret_cast<const void *>(rope_scalar_kernel<T, TableAngles>);
+Kernel find_scalar_kernel(int vector_elements, const RopeVariant &variant) {
+  if (vector_elements != 1) return {};
+  return variant.angles == kComputedAngles ? kernel_of(rope_scalar_kernel<T, ComputedAngles>)
+                                           : kernel_of(rope_scalar_kernel<T, TableAngles>);
 }
 
 }  // namespace rope

@@ -31,6 +31,7 @@
 // computed before the wait for the previous launch; in mid-size launches, all but those of the table.
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/short_work.cuh"
@@ -198,30 +199,29 @@ __global__ void __launch_bounds__(kFlatThreads, min_blocks_per_multiprocessor(kF
 }
 
 template <typename T, bool IsInterleaved, typename Word>
-const void *find_short_table_kernel(RopeKernel kernel) {
+Kernel find_short_table_kernel(RopeKernel kernel) {
   constexpr int V = kShortVectorBytes / static_cast<int>(sizeof(T));
   switch (kernel) {
     case RopeKernel::kShortTable:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, Word, TableWait::kNone>);
+      return kernel_of(rope_short_table_kernel<T, V, IsInterleaved, Word, TableWait::kNone>);
     case RopeKernel::kMidProgrammaticTable:
       if constexpr (sizeof(T) == 2) {
-        return reinterpret_cast<const void *>(
-            rope_short_table_kernel<T, V, IsInterleaved, Word, TableWait::kAddresses>);
+        return kernel_of(rope_short_table_kernel<T, V, IsInterleaved, Word, TableWait::kAddresses>);
       }
-      return nullptr;
+      return {};
     default:
-      return reinterpret_cast<const void *>(rope_short_table_kernel<T, V, IsInterleaved, Word, TableWait::kColumns>);
+      return kernel_of(rope_short_table_kernel<T, V, IsInterleaved, Word, TableWait::kColumns>);
   }
 }
 
 template <typename T, bool IsInterleaved>
-const void *find_short_kernel(const RopeVariant &variant) {
+Kernel find_short_kernel(const RopeVariant &variant) {
   constexpr int V = kShortVectorBytes / static_cast<int>(sizeof(T));
   switch (variant.kernel) {
     case RopeKernel::kShortWarp:
-      return reinterpret_cast<const void *>(rope_short_warp_kernel<T, V, IsInterleaved>);
+      return kernel_of(rope_short_warp_kernel<T, V, IsInterleaved>);
     case RopeKernel::kShort:
-      return reinterpret_cast<const void *>(rope_short_kernel<T, V, IsInterleaved>);
+      return kernel_of(rope_short_kernel<T, V, IsInterleaved>);
     default:
       return variant.angles == kTable32 ? find_short_table_kernel<T, IsInterleaved, float>(variant.kernel)
                                         : find_short_table_kernel<T, IsInterleaved, uint16_t>(variant.kernel);
@@ -230,28 +230,28 @@ const void *find_short_kernel(const RopeVariant &variant) {
 
 // The kernel, or NULL for vectors of another width.
 template <typename T>
-const void *find_short_kernel(int vector_elements, const RopeVariant &variant) {
-  if (vector_elements * sizeof(T) != kShortVectorBytes) return nullptr;
+Kernel find_short_kernel(int vector_elements, const RopeVariant &variant) {
+  if (vector_elements * sizeof(T) != kShortVectorBytes) return {};
   return variant.pairing == Pairing::kInterleaved ? find_short_kernel<T, true>(variant)
                                                   : find_short_kernel<T, false>(variant);
 }
 
 template <typename T, bool IsInterleaved>
-const void *find_flat_kernel(AngleKinds angles) {
+Kernel find_flat_kernel(AngleKinds angles) {
   constexpr int V = kFlatVectorBytes / static_cast<int>(sizeof(T));
-  return angles == kTable32 ? reinterpret_cast<const void *>(rope_flat_table_kernel<T, V, IsInterleaved, float>)
-                            : reinterpret_cast<const void *>(rope_flat_table_kernel<T, V, IsInterleaved, uint16_t>);
+  return angles == kTable32 ? kernel_of(rope_flat_table_kernel<T, V, IsInterleaved, float>)
+                            : kernel_of(rope_flat_table_kernel<T, V, IsInterleaved, uint16_t>);
 }
 
 // The kernel for a table, or NULL for vectors of another width and for 32-bit data.
 template <typename T>
-const void *find_flat_kernel(int vector_elements, const RopeVariant &variant) {
+Kernel find_flat_kernel(int vector_elements, const RopeVariant &variant) {
   if constexpr (sizeof(T) == 2) {
-    if (vector_elements * sizeof(T) != kFlatVectorBytes) return nullptr;
+    if (vector_elements * sizeof(T) != kFlatVectorBytes) return {};
     return variant.pairing == Pairing::kInterleaved ? find_flat_kernel<T, true>(variant.angles)
                                                     : find_flat_kernel<T, false>(variant.angles);
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace rope

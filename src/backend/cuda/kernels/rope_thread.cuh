@@ -25,6 +25,7 @@
 
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_work.cuh"
 #include "backend/cuda/kernels/table_rows.cuh"
@@ -150,22 +151,22 @@ __global__ void __launch_bounds__(kThreadKernelThreads)
 
 // The kernel for a kind of angles.
 template <typename T, int V, bool IsInterleaved>
-const void *find_thread_kernel(AngleKinds angles) {
+Kernel find_thread_kernel(AngleKinds angles) {
   switch (angles) {
     case kComputedAngles:
-      return reinterpret_cast<const void *>(rope_thread_kernel<T, V, IsInterleaved>);
+      return kernel_of(rope_thread_kernel<T, V, IsInterleaved>);
     case kTable32:
-      return reinterpret_cast<const void *>(rope_thread_table_kernel<T, V, IsInterleaved, float>);
+      return kernel_of(rope_thread_table_kernel<T, V, IsInterleaved, float>);
     default:
-      return reinterpret_cast<const void *>(rope_thread_table_kernel<T, V, IsInterleaved, uint16_t>);
+      return kernel_of(rope_thread_table_kernel<T, V, IsInterleaved, uint16_t>);
   }
 }
 
 // The kernel, or NULL for vectors of another width.
 template <typename T>
-const void *find_thread_kernel(int vector_elements, const RopeVariant &variant) {
+Kernel find_thread_kernel(int vector_elements, const RopeVariant &variant) {
   constexpr int V = kThreadVectorBytes / static_cast<int>(sizeof(T));
-  if (vector_elements != V) return nullptr;
+  if (vector_elements != V) return {};
   return variant.pairing == Pairing::kInterleaved ? find_thread_kernel<T, V, true>(variant.angles)
                                                   : find_thread_kernel<T, V, false>(variant.angles);
 }

@@ -30,6 +30,7 @@
 // and units have 32 bits, so that each division is a multiplication by a reciprocal (row_work.cuh).
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_work.cuh"
@@ -108,25 +109,22 @@ __global__ void __launch_bounds__(kMaxRopeThreads, min_blocks_per_multiprocessor
 
 // Computed angles have no separate kernel for the position on one axis (tests/bench/TUNING.md).
 template <typename T, int V, bool IsInterleaved>
-const void *find_token_kernel(const RopeVariant &variant) {
+Kernel find_token_kernel(const RopeVariant &variant) {
   const bool has_sequences = variant.lookup == kSequencesLookup;
   if (variant.angles == kComputedAngles) {
-    return has_sequences
-               ? reinterpret_cast<const void *>(
-                     rope_token_kernel<T, V, IsInterleaved, ComputedAngles, kSequencesLookup>)
-               : reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, ComputedAngles, kAxesLookup>);
+    return has_sequences ? kernel_of(rope_token_kernel<T, V, IsInterleaved, ComputedAngles, kSequencesLookup>)
+                         : kernel_of(rope_token_kernel<T, V, IsInterleaved, ComputedAngles, kAxesLookup>);
   }
   if (has_sequences) {
-    return reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, kSequencesLookup>);
+    return kernel_of(rope_token_kernel<T, V, IsInterleaved, TableAngles, kSequencesLookup>);
   }
-  return variant.lookup == kAxesLookup
-             ? reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, kAxesLookup>)
-             : reinterpret_cast<const void *>(rope_token_kernel<T, V, IsInterleaved, TableAngles, kNoLookup>);
+  return variant.lookup == kAxesLookup ? kernel_of(rope_token_kernel<T, V, IsInterleaved, TableAngles, kAxesLookup>)
+                                       : kernel_of(rope_token_kernel<T, V, IsInterleaved, TableAngles, kNoLookup>);
 }
 
 // The kernel for a vector width, or NULL if T has no such width.
 template <typename T>
-const void *find_token_kernel(int vector_elements, const RopeVariant &variant) {
+Kernel find_token_kernel(int vector_elements, const RopeVariant &variant) {
   constexpr int kSize = static_cast<int>(sizeof(T)), kWide = 16 / kSize, kNarrow = 8 / kSize;
   const bool is_interleaved = variant.pairing == Pairing::kInterleaved;
   if (vector_elements == kWide) {
@@ -136,7 +134,7 @@ const void *find_token_kernel(int vector_elements, const RopeVariant &variant) {
     return is_interleaved ? find_token_kernel<T, kNarrow, true>(variant)
                           : find_token_kernel<T, kNarrow, false>(variant);
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace rope

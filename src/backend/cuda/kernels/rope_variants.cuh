@@ -2,6 +2,7 @@
 // rope_variants.cuh - finds the RoPE kernel of a 16-bit or 32-bit type by its variant
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/rope_general.cuh"
 #include "backend/cuda/kernels/rope_long.cuh"
 #include "backend/cuda/kernels/rope_scalar.cuh"
@@ -13,7 +14,7 @@ namespace rope {
 
 // The kernel for a vector width, or NULL if T has no such width.
 template <typename T>
-const void *find_rope_variant(int vector_elements, const RopeVariant &variant) {
+Kernel find_rope_variant(int vector_elements, const RopeVariant &variant) {
   switch (variant.kernel) {
     case RopeKernel::kMidProgrammaticTable:
     case RopeKernel::kProgrammaticTable:

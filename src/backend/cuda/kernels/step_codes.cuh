@@ -32,6 +32,7 @@
 
 #include <type_traits>
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_long_parts.cuh"
@@ -399,11 +400,10 @@ __global__ void __launch_bounds__(kMaxLongCodesThreads,
 }
 
 template <typename T>
-const void *find_step_window_kernel(const StepVariant &variant) {
+Kernel find_step_window_kernel(const StepVariant &variant) {
   constexpr int V = kLongStepVectorBytes / static_cast<int>(sizeof(T));
 #define ROPE_STEP_KERNEL(is_interleaved, angles) \
-  reinterpret_cast<const void *>(                \
-      step_codes_kernel<T, V, is_interleaved, true, StepCodes::kStatic, StepAngles::angles, true>)
+  kernel_of(step_codes_kernel<T, V, is_interleaved, true, StepCodes::kStatic, StepAngles::angles, true>)
   if (variant.angles == StepAngles::kComputed) {
     return variant.is_interleaved ? ROPE_STEP_KERNEL(true, kComputed) : ROPE_STEP_KERNEL(false, kComputed);
   }
@@ -412,10 +412,10 @@ const void *find_step_window_kernel(const StepVariant &variant) {
 }
 
 template <typename T, bool IsInterleaved, bool IsNormed, StepCodes kCodes>
-const void *find_step_codes_kernel(StepAngles angles) {
+Kernel find_step_codes_kernel(StepAngles angles) {
   constexpr int V = kLongStepVectorBytes / static_cast<int>(sizeof(T));
 #define ROPE_STEP_KERNEL(is_interleaved, angles) \
-  reinterpret_cast<const void *>(step_codes_kernel<T, V, is_interleaved, IsNormed, kCodes, StepAngles::angles>)
+  kernel_of(step_codes_kernel<T, V, is_interleaved, IsNormed, kCodes, StepAngles::angles>)
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kComputed)
          : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kTable)
                                          : ROPE_STEP_KERNEL(false, kNone);
@@ -423,7 +423,7 @@ const void *find_step_codes_kernel(StepAngles angles) {
 }
 
 template <typename T, bool IsInterleaved, bool IsNormed>
-const void *find_step_codes_kernel(const StepVariant &variant) {
+Kernel find_step_codes_kernel(const StepVariant &variant) {
   switch (variant.codes) {
     case StepCodes::kStatic:
       return find_step_codes_kernel<T, IsInterleaved, IsNormed, StepCodes::kStatic>(variant.angles);
@@ -435,13 +435,13 @@ const void *find_step_codes_kernel(const StepVariant &variant) {
 }
 
 template <typename T, bool IsInterleaved>
-const void *find_step_codes_kernel(const StepVariant &variant) {
+Kernel find_step_codes_kernel(const StepVariant &variant) {
   return variant.norm != StepNorm::kNone ? find_step_codes_kernel<T, IsInterleaved, true>(variant)
                                          : find_step_codes_kernel<T, IsInterleaved, false>(variant);
 }
 
 template <typename T>
-const void *find_step_codes_kernel(const StepVariant &variant) {
+Kernel find_step_codes_kernel(const StepVariant &variant) {
   return variant.is_interleaved ? find_step_codes_kernel<T, true>(variant) : find_step_codes_kernel<T, false>(variant);
 }
 

@@ -24,6 +24,7 @@
 // tokens and their rows of a table, and the weights of its tensor; each thread of a cached head reads a slot.
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_long_parts.cuh"
@@ -133,10 +134,10 @@ __global__ void __launch_bounds__(kMaxStepThreads,
 }
 
 template <typename T, bool IsInterleaved, bool IsNormed, bool HasMore>
-const void *find_step_long_kernel(StepAngles angles) {
+Kernel find_step_long_kernel(StepAngles angles) {
   constexpr int V = kLongStepVectorBytes / static_cast<int>(sizeof(T));
 #define ROPE_STEP_KERNEL(is_interleaved, angles) \
-  reinterpret_cast<const void *>(step_long_kernel<T, V, is_interleaved, IsNormed, HasMore, StepAngles::angles>)
+  kernel_of(step_long_kernel<T, V, is_interleaved, IsNormed, HasMore, StepAngles::angles>)
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kComputed)
          : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kTable)
                                          : ROPE_STEP_KERNEL(false, kNone);
@@ -144,19 +145,19 @@ const void *find_step_long_kernel(StepAngles angles) {
 }
 
 template <typename T, bool IsInterleaved, bool IsNormed>
-const void *find_step_long_kernel(const StepVariant &variant) {
+Kernel find_step_long_kernel(const StepVariant &variant) {
   return variant.has_more ? find_step_long_kernel<T, IsInterleaved, IsNormed, true>(variant.angles)
                           : find_step_long_kernel<T, IsInterleaved, IsNormed, false>(variant.angles);
 }
 
 template <typename T, bool IsInterleaved>
-const void *find_step_long_kernel(const StepVariant &variant) {
+Kernel find_step_long_kernel(const StepVariant &variant) {
   return variant.norm != StepNorm::kNone ? find_step_long_kernel<T, IsInterleaved, true>(variant)
                                          : find_step_long_kernel<T, IsInterleaved, false>(variant);
 }
 
 template <typename T>
-const void *find_step_long_kernel(const StepVariant &variant) {
+Kernel find_step_long_kernel(const StepVariant &variant) {
   return variant.is_interleaved ? find_step_long_kernel<T, true>(variant) : find_step_long_kernel<T, false>(variant);
 }
 

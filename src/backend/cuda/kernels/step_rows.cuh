@@ -38,6 +38,7 @@
 #include <type_traits>
 
 #include "backend/cuda/kernels/angles.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_row_codes.cuh"
@@ -319,10 +320,10 @@ __global__ void __launch_bounds__(max_step_row_threads(kNorm, HasCodes),
 }
 
 template <typename T, bool IsShort, bool IsInterleaved, StepNorm kNorm, bool HasCodes>
-const void *find_step_rows_kernel(StepAngles angles) {
+Kernel find_step_rows_kernel(StepAngles angles) {
   constexpr int V = (IsShort ? kShortStepVectorBytes : kLongStepVectorBytes) / static_cast<int>(sizeof(T));
 #define ROPE_STEP_KERNEL(is_interleaved, norm, angles) \
-  reinterpret_cast<const void *>(step_rows_kernel<T, V, IsShort, is_interleaved, norm, StepAngles::angles, HasCodes>)
+  kernel_of(step_rows_kernel<T, V, IsShort, is_interleaved, norm, StepAngles::angles, HasCodes>)
   // Without angles a norm behind the rotation equals one before it.
   constexpr StepNorm kAlone = kNorm == StepNorm::kAfter ? StepNorm::kBefore : kNorm;
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kNorm, kComputed)
@@ -332,7 +333,7 @@ const void *find_step_rows_kernel(StepAngles angles) {
 }
 
 template <typename T, bool IsShort, bool IsInterleaved>
-const void *find_step_rows_kernel(const StepVariant &variant) {
+Kernel find_step_rows_kernel(const StepVariant &variant) {
   const auto find = [&](auto norm) {
     return find_step_rows_kernel<T, IsShort, IsInterleaved, decltype(norm)::value, false>(variant.angles);
   };
@@ -345,12 +346,12 @@ const void *find_step_rows_kernel(const StepVariant &variant) {
       return find(std::integral_constant<StepNorm, StepNorm::kAfter>());
     default:
       if constexpr (!IsShort) return find(std::integral_constant<StepNorm, StepNorm::kOfToken>());
-      return nullptr;
+      return {};
   }
 }
 
 template <typename T, bool IsInterleaved>
-const void *find_step_rows_kernel(const StepVariant &variant) {
+Kernel find_step_rows_kernel(const StepVariant &variant) {
   if (variant.kernel == StepKernel::kShortRows) return find_step_rows_kernel<T, true, IsInterleaved>(variant);
   if constexpr (kMayHaveCodes<T>) {
     if (variant.has_codes()) {
@@ -361,7 +362,7 @@ const void *find_step_rows_kernel(const StepVariant &variant) {
 }
 
 template <typename T>
-const void *find_step_rows_kernel(const StepVariant &variant) {
+Kernel find_step_rows_kernel(const StepVariant &variant) {
   return variant.is_interleaved ? find_step_rows_kernel<T, true>(variant) : find_step_rows_kernel<T, false>(variant);
 }
 

@@ -30,6 +30,7 @@
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/angles.cuh"
 #include "backend/cuda/kernels/faults.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_heads.cuh"
@@ -213,12 +214,11 @@ __global__ void __launch_bounds__(kMaxStepThreads, min_short_blocks(IsNormed &&H
 }
 
 template <typename T, bool IsWarp, bool IsInterleaved, bool IsNormed, bool HasCodes>
-const void *find_step_short_kernel(StepAngles angles) {
+Kernel find_step_short_kernel(StepAngles angles) {
   constexpr int V = kShortStepVectorBytes / static_cast<int>(sizeof(T));
   constexpr bool kMayBeWarpOfTable = IsWarp && HasCodes && !IsNormed;  // plan_short_heads selects no others
 #define ROPE_STEP_KERNEL(is_warp, is_interleaved, angles) \
-  reinterpret_cast<const void *>(                         \
-      step_short_kernel<T, V, is_warp, is_interleaved, IsNormed, HasCodes, StepAngles::angles>)
+  kernel_of(step_short_kernel<T, V, is_warp, is_interleaved, IsNormed, HasCodes, StepAngles::angles>)
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsWarp, IsInterleaved, kComputed)
          : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(kMayBeWarpOfTable, IsInterleaved, kTable)
                                          : ROPE_STEP_KERNEL(true, false, kNone);
@@ -226,7 +226,7 @@ const void *find_step_short_kernel(StepAngles angles) {
 }
 
 template <typename T, bool IsInterleaved, bool IsNormed>
-const void *find_step_short_kernel(const StepVariant &variant) {
+Kernel find_step_short_kernel(const StepVariant &variant) {
   const bool is_warp = variant.kernel == StepKernel::kWarp;
   if constexpr (kMayHaveCodes<T>) {
     constexpr bool kMayBeWarp = !IsNormed;  // plan_short_heads selects no others
@@ -240,13 +240,13 @@ const void *find_step_short_kernel(const StepVariant &variant) {
 }
 
 template <typename T, bool IsInterleaved>
-const void *find_step_short_kernel(const StepVariant &variant) {
+Kernel find_step_short_kernel(const StepVariant &variant) {
   return variant.norm != StepNorm::kNone ? find_step_short_kernel<T, IsInterleaved, true>(variant)
                                          : find_step_short_kernel<T, IsInterleaved, false>(variant);
 }
 
 template <typename T>
-const void *find_step_short_kernel(const StepVariant &variant) {
+Kernel find_step_short_kernel(const StepVariant &variant) {
   return variant.is_interleaved ? find_step_short_kernel<T, true>(variant) : find_step_short_kernel<T, false>(variant);
 }
 

@@ -12,6 +12,7 @@
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/angles.cuh"
 #include "backend/cuda/kernels/faults.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_heads.cuh"
 #include "plan/tuning.hpp"
@@ -188,10 +189,10 @@ __global__ void __launch_bounds__(kMaxStepThreads) step_short_more_kernel(
 }
 
 template <typename T, bool IsInterleaved, bool IsNormed>
-const void *find_step_short_more_kernel(StepAngles angles) {
+Kernel find_step_short_more_kernel(StepAngles angles) {
   constexpr int V = kShortStepVectorBytes / static_cast<int>(sizeof(T));
 #define ROPE_STEP_KERNEL(is_interleaved, angles) \
-  reinterpret_cast<const void *>(step_short_more_kernel<T, V, is_interleaved, IsNormed, false, StepAngles::angles>)
+  kernel_of(step_short_more_kernel<T, V, is_interleaved, IsNormed, false, StepAngles::angles>)
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(IsInterleaved, kComputed)
          : angles == StepAngles::kTable  ? ROPE_STEP_KERNEL(IsInterleaved, kTable)
                                          : ROPE_STEP_KERNEL(false, kNone);
@@ -200,19 +201,18 @@ const void *find_step_short_more_kernel(StepAngles angles) {
 
 // plan_short_heads selects codes only for heads that are normed and turned.
 template <typename T, bool IsInterleaved>
-const void *find_step_short_more_codes_kernel(StepAngles angles) {
+Kernel find_step_short_more_codes_kernel(StepAngles angles) {
   constexpr int V = kShortStepVectorBytes / static_cast<int>(sizeof(T));
-#define ROPE_STEP_KERNEL(angles) \
-  reinterpret_cast<const void *>(step_short_more_kernel<T, V, IsInterleaved, true, true, StepAngles::angles>)
+#define ROPE_STEP_KERNEL(angles) kernel_of(step_short_more_kernel<T, V, IsInterleaved, true, true, StepAngles::angles>)
   return angles == StepAngles::kComputed ? ROPE_STEP_KERNEL(kComputed) : ROPE_STEP_KERNEL(kTable);
 #undef ROPE_STEP_KERNEL
 }
 
 template <typename T>
-const void *find_step_short_more_kernel(const StepVariant &variant) {
+Kernel find_step_short_more_kernel(const StepVariant &variant) {
   if constexpr (kMayHaveCodes<T>) {
     if (variant.has_codes()) {
-      if (variant.norm == StepNorm::kNone || variant.angles == StepAngles::kNone) return nullptr;
+      if (variant.norm == StepNorm::kNone || variant.angles == StepAngles::kNone) return {};
       return variant.is_interleaved ? find_step_short_more_codes_kernel<T, true>(variant.angles)
                                     : find_step_short_more_codes_kernel<T, false>(variant.angles);
     }

@@ -2,6 +2,7 @@
 // step_variants.cuh - the kernel of the step for each StepVariant
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/norm_gradient.cuh"
 #include "backend/cuda/kernels/norm_gradient_rows.cuh"
 #include "backend/cuda/kernels/step_codes.cuh"
@@ -14,7 +15,7 @@
 namespace rope {
 
 template <typename T>
-const void *find_step_kernel(const StepVariant &variant) {
+Kernel find_step_kernel(const StepVariant &variant) {
   switch (variant.kernel) {
     case StepKernel::kWarp:
     case StepKernel::kShort:
@@ -28,18 +29,18 @@ const void *find_step_kernel(const StepVariant &variant) {
       return find_step_long_kernel<T>(variant);
     case StepKernel::kLongWindow:
       if constexpr (kMayHaveCodes<T>) return find_step_window_kernel<T>(variant);
-      return nullptr;
+      return {};
     case StepKernel::kShortRows:
     case StepKernel::kLongRows:
       return find_step_rows_kernel<T>(variant);
     case StepKernel::kNormGradientRows:
       if constexpr (sizeof(T) == 2) return find_norm_gradient_rows_kernel<T>(variant);
-      return nullptr;
+      return {};
     case StepKernel::kNormGradient:
-      if constexpr (sizeof(T) == 4) return reinterpret_cast<const void *>(norm_gradient_kernel<float>);
-      return nullptr;
+      if constexpr (sizeof(T) == 4) return kernel_of(norm_gradient_kernel<float>);
+      return {};
     default:
-      return reinterpret_cast<const void *>(step_general_kernel<T>);
+      return kernel_of(step_general_kernel<T>);
   }
 }
 

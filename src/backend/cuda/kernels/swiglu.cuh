@@ -18,6 +18,7 @@
 // recomputed output. If present, a row_scale for each row and num_rows are read too.
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_scale.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
@@ -242,7 +243,7 @@ __global__ void __launch_bounds__(kSwigluThreads) swiglu_kernel(const __grid_con
 
 // F64 has no plain kernels: its arithmetic costs more than they would save.
 template <typename T, int V, bool IsAlternating>
-const void *find_swiglu_vector_kernel(SwigluVariant variant) {
+Kernel find_swiglu_vector_kernel(SwigluVariant variant) {
   constexpr bool kPlain = sizeof(T) < sizeof(double);
   switch (variant.work) {
     case kSwigluForward:

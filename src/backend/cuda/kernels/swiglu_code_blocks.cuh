@@ -19,6 +19,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/swiglu_code_vector.cuh"
 #include "backend/cuda/kernels/swiglu_vector.cuh"
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(kSwigluBlockThreads, swiglu_block_resident_thr
 }
 
 template <typename T>
-const void *find_swiglu_code_block_kernel(SwigluVariant variant) {
+Kernel find_swiglu_code_block_kernel(SwigluVariant variant) {
   return variant.work == kSwigluCodeBlocks
              ? pick_by_form(variant, swiglu_code_block_kernel<T, false, true>,
                             swiglu_code_block_kernel<T, false, false>)

@@ -12,6 +12,7 @@
 
 #include "backend/cuda/kernels/addresses.cuh"
 #include "backend/cuda/kernels/codes.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/kernels/swiglu_vector.cuh"
@@ -94,15 +95,15 @@ __global__ void __launch_bounds__(kMaxSwigluGroupThreads)
 }
 
 template <typename T>
-const void *find_swiglu_code_group_kernel(int vector_elements, SwigluWork work) {
+Kernel find_swiglu_code_group_kernel(int vector_elements, SwigluWork work) {
   const bool has_scales = work == kSwigluScaledCodeGroups;
   if (vector_elements == 4 && has_scales) {
-    return reinterpret_cast<const void *>(swiglu_code_group_kernel<T, true, 4, 1>);
+    return kernel_of(swiglu_code_group_kernel<T, true, 4, 1>);
   }
-  if (vector_elements != 8) return nullptr;
-  return has_scales                      ? reinterpret_cast<const void *>(swiglu_code_group_kernel<T, true, 8, 1>)
-         : work == kSwigluWideCodeGroups ? reinterpret_cast<const void *>(swiglu_code_group_kernel<T, true, 8, 2>)
-                                         : reinterpret_cast<const void *>(swiglu_code_group_kernel<T, false, 8, 1>);
+  if (vector_elements != 8) return {};
+  return has_scales                      ? kernel_of(swiglu_code_group_kernel<T, true, 8, 1>)
+         : work == kSwigluWideCodeGroups ? kernel_of(swiglu_code_group_kernel<T, true, 8, 2>)
+                                         : kernel_of(swiglu_code_group_kernel<T, false, 8, 1>);
 }
 
 }  // namespace rope

@@ -20,6 +20,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/swiglu_code_vector.cuh"
 #include "backend/cuda/kernels/swiglu_vector.cuh"
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
 }
 
 template <typename T>
-const void *find_swiglu_code_kernel(SwigluVariant variant) {
+Kernel find_swiglu_code_kernel(SwigluVariant variant) {
   switch (variant.work) {
     case kSwigluCodeMatrix:
       return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, false, 1>,

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/codes.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/swiglu_code_vector.cuh"
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
 }
 
 template <typename T>
-const void *find_swiglu_expert_code_kernel(SwigluVariant variant) {
+Kernel find_swiglu_expert_code_kernel(SwigluVariant variant) {
   return variant.work == kSwigluExpertCodes ? pick_by_form(variant, swiglu_expert_code_kernel<T, ExpertWalk, true>,
                                                            swiglu_expert_code_kernel<T, ExpertWalk, false>)
                                             : pick_by_form(variant, swiglu_expert_code_kernel<T, RowWalk, true>,

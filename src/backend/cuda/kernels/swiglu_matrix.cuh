@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "backend/cuda/kernels/addresses.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/swiglu_activation.cuh"
@@ -246,39 +247,39 @@ __global__ void __launch_bounds__(kSwigluThreads)
 // Returns the kernel of a formula after kForm; NULL if there is none. Launches that are not programmatic may use the
 // kernel of those that are: its wait then returns at once.
 template <typename T, SwigluFormula kFormula>
-const void *find_swiglu_options_matrix_kernel(int vector_elements, SwigluWork work) {
+Kernel find_swiglu_options_matrix_kernel(int vector_elements, SwigluWork work) {
   constexpr int kWide = static_cast<int>(kMaxSwigluVectorBytes / sizeof(T));
   if (vector_elements != kWide) {
     if constexpr (has_half_vectors(kFormula, sizeof(T))) {
       if (vector_elements == kWide / 2 && work == kSwigluMatrix) {
-        return reinterpret_cast<const void *>(swiglu_matrix_kernel<T, kWide / 2, kFormula, false>);
+        return kernel_of(swiglu_matrix_kernel<T, kWide / 2, kFormula, false>);
       }
     }
-    return nullptr;
+    return {};
   }
   if (work == kSwigluMatrixGradients) {
     if constexpr (kFormula != SwigluFormula::kOptions) {
-      return reinterpret_cast<const void *>(swiglu_matrix_gradient_kernel<T, kFormula>);
+      return kernel_of(swiglu_matrix_gradient_kernel<T, kFormula>);
     }
-    return nullptr;
+    return {};
   }
   if constexpr (kFormula == SwigluFormula::kBiases) {
-    return reinterpret_cast<const void *>(swiglu_matrix_rows_kernel<T, kFormula>);
+    return kernel_of(swiglu_matrix_rows_kernel<T, kFormula>);
   } else {
     if constexpr (takes_rows(kFormula, sizeof(T))) {
-      if (work == kSwigluMatrixRows) return reinterpret_cast<const void *>(swiglu_matrix_rows_kernel<T, kFormula>);
+      if (work == kSwigluMatrixRows) return kernel_of(swiglu_matrix_rows_kernel<T, kFormula>);
     }
     if constexpr (has_plain_launches(kFormula, sizeof(T))) {
       if (work == kSwigluMatrix) {
-        return reinterpret_cast<const void *>(swiglu_matrix_kernel<T, kWide, kFormula, false>);
+        return kernel_of(swiglu_matrix_kernel<T, kWide, kFormula, false>);
       }
     }
-    return reinterpret_cast<const void *>(swiglu_matrix_kernel<T, kWide, kFormula, true>);
+    return kernel_of(swiglu_matrix_kernel<T, kWide, kFormula, true>);
   }
 }
 
 template <typename T>
-const void *find_swiglu_options_matrix_kernel(int vector_elements, SwigluVariant variant) {
+Kernel find_swiglu_options_matrix_kernel(int vector_elements, SwigluVariant variant) {
   switch (variant.formula) {
     case SwigluFormula::kGegluErf:
       return find_swiglu_options_matrix_kernel<T, SwigluFormula::kGegluErf>(vector_elements, variant.work);
@@ -296,7 +297,7 @@ const void *find_swiglu_options_matrix_kernel(int vector_elements, SwigluVariant
 }
 
 template <typename T, int V>
-const void *find_swiglu_matrix_kernel(SwigluVariant variant) {
+Kernel find_swiglu_matrix_kernel(SwigluVariant variant) {
   constexpr SwigluFormula kPlain = SwigluFormula::kPlain, kForm = SwigluFormula::kForm;
   return variant.work == kSwigluMatrix
              ? pick_by_form(variant, swiglu_matrix_kernel<T, V, kPlain, false>,
@@ -306,38 +307,38 @@ const void *find_swiglu_matrix_kernel(SwigluVariant variant) {
 
 // Returns the kernel of plain SwiGLU backward, for types of 16 bits; NULL if there is none.
 template <typename T>
-const void *find_swiglu_plain_gradient_kernel(int vector_elements, SwigluVariant variant) {
+Kernel find_swiglu_plain_gradient_kernel(int vector_elements, SwigluVariant variant) {
   if constexpr (sizeof(T) == 2) {
     constexpr int V = kSwigluGradientVectorBytes / static_cast<int>(sizeof(T));
     constexpr int kFlatV = kSwigluFlatVectorBytes / static_cast<int>(sizeof(T));
     const bool is_flat = variant.work == kSwigluFlatMatrixGradients;
-    if (vector_elements != (is_flat ? kFlatV : V) || variant.formula != SwigluFormula::kPlain) return nullptr;
+    if (vector_elements != (is_flat ? kFlatV : V) || variant.formula != SwigluFormula::kPlain) return {};
     switch (variant.work) {
       case kSwigluFlatMatrixGradients:
-        return reinterpret_cast<const void *>(swiglu_flat_gradient_kernel<T, kFlatV>);
+        return kernel_of(swiglu_flat_gradient_kernel<T, kFlatV>);
       case kSwigluMatrixGradients:
-        return reinterpret_cast<const void *>(swiglu_plain_gradient_kernel<T, V, false, false>);
+        return kernel_of(swiglu_plain_gradient_kernel<T, V, false, false>);
       case kSwigluProgrammaticMatrixGradients:
-        return reinterpret_cast<const void *>(swiglu_plain_gradient_kernel<T, V, true, false>);
+        return kernel_of(swiglu_plain_gradient_kernel<T, V, true, false>);
       default:
-        return reinterpret_cast<const void *>(swiglu_plain_gradient_kernel<T, V, true, true>);
+        return kernel_of(swiglu_plain_gradient_kernel<T, V, true, true>);
     }
   }
-  return nullptr;
+  return {};
 }
 
 // Returns the kernel of matrices for a vector width; NULL if T has none of this width.
 template <typename T>
-const void *find_swiglu_matrix_kernel(int vector_elements, SwigluVariant variant) {
+Kernel find_swiglu_matrix_kernel(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   if constexpr (kSize < 8) {
     if (variant.formula > SwigluFormula::kForm) return find_swiglu_options_matrix_kernel<T>(vector_elements, variant);
     if (is_of_matrix_gradients(variant.work)) return find_swiglu_plain_gradient_kernel<T>(vector_elements, variant);
-    if (variant.work == kSwigluMatrixRows) return nullptr;
+    if (variant.work == kSwigluMatrixRows) return {};
     if (vector_elements == 8 / kSize) return find_swiglu_matrix_kernel<T, 8 / kSize>(variant);
     if (vector_elements == 16 / kSize) return find_swiglu_matrix_kernel<T, 16 / kSize>(variant);
   }
-  return nullptr;
+  return {};
 }
 
 }  // namespace rope

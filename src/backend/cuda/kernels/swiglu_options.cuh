@@ -11,6 +11,7 @@
 // They move the tensors that swiglu.cuh moves, and read the biases; with experts only those of rows that exist.
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/occupancy.cuh"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/row_scale.cuh"
@@ -103,27 +104,27 @@ __global__ void __launch_bounds__(kSwigluThreads, min_part_blocks(Walk::kLooksUp
 
 // Returns the kernel of a variant with options or experts; NULL if there is none.
 template <typename T>
-const void *find_swiglu_options_kernel(int vector_elements, SwigluVariant variant) {
+Kernel find_swiglu_options_kernel(int vector_elements, SwigluVariant variant) {
   if (is_of_parts(variant.work)) {
     if constexpr (sizeof(T) < sizeof(double)) {
       constexpr int kWide = 16 / static_cast<int>(sizeof(T));
-      if (vector_elements != kWide || variant.formula != SwigluFormula::kBiases) return nullptr;
+      if (vector_elements != kWide || variant.formula != SwigluFormula::kBiases) return {};
       switch (variant.work) {
         case kSwigluExperts:
-          return reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, false, ExpertWalk>);
+          return kernel_of(swiglu_expert_kernel<T, kWide, false, ExpertWalk>);
         case kSwigluExpertGradients:
-          return reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, true, ExpertWalk>);
+          return kernel_of(swiglu_expert_kernel<T, kWide, true, ExpertWalk>);
         case kSwigluLookup:
-          return reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, false, RowWalk>);
+          return kernel_of(swiglu_expert_kernel<T, kWide, false, RowWalk>);
         default:
-          return reinterpret_cast<const void *>(swiglu_expert_kernel<T, kWide, true, RowWalk>);
+          return kernel_of(swiglu_expert_kernel<T, kWide, true, RowWalk>);
       }
     }
-    return nullptr;
+    return {};
   }
-  if (vector_elements != 1 || variant.formula != SwigluFormula::kOptions) return nullptr;
-  return variant.work != kSwigluForward ? reinterpret_cast<const void *>(swiglu_options_kernel<T, true>)
-                                        : reinterpret_cast<const void *>(swiglu_options_kernel<T, false>);
+  if (vector_elements != 1 || variant.formula != SwigluFormula::kOptions) return {};
+  return variant.work != kSwigluForward ? kernel_of(swiglu_options_kernel<T, true>)
+                                        : kernel_of(swiglu_options_kernel<T, false>);
 }
 
 }  // namespace rope

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/fast_divmod.hpp"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "core/problem/swiglu_problem.hpp"
 #include "plan/swiglu_kernels.hpp"
 
@@ -55,9 +56,9 @@ struct SwigluVariant {
 };
 
 // Returns the kernel of the plain form, or that of the others.
-template <typename Kernel>
-const void *pick_by_form(SwigluVariant variant, Kernel plain, Kernel other) {
-  return reinterpret_cast<const void *>(variant.formula == SwigluFormula::kPlain ? plain : other);
+template <typename Function>
+Kernel pick_by_form(SwigluVariant variant, Function plain, Function other) {
+  return kernel_of(variant.formula == SwigluFormula::kPlain ? plain : other);
 }
 
 // The members that every thread reads come first and close together: a launch of decode size waits for each of their

@@ -2,6 +2,7 @@
 // swiglu_variants.cuh - the SwiGLU kernels of a type, by variant
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/swiglu.cuh"
 #include "backend/cuda/kernels/swiglu_code_blocks.cuh"
 #include "backend/cuda/kernels/swiglu_code_groups.cuh"
@@ -16,15 +17,14 @@ namespace rope {
 
 // Returns the kernel of a variant for a vector width; NULL if T has none of this width.
 template <typename T>
-const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
+Kernel find_swiglu_variant(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
   const bool has_options = variant.formula > SwigluFormula::kForm;
-  if (has_options && variant.is_alternating) return nullptr;
+  if (has_options && variant.is_alternating) return {};
   switch (variant.work) {
     case kSwigluRowSums:
-      if (variant.is_alternating || vector_elements != 1) return nullptr;
-      return has_options ? reinterpret_cast<const void *>(swiglu_options_row_kernel<T>)
-                         : reinterpret_cast<const void *>(swiglu_row_kernel<T>);
+      if (variant.is_alternating || vector_elements != 1) return {};
+      return has_options ? kernel_of(swiglu_options_row_kernel<T>) : kernel_of(swiglu_row_kernel<T>);
     case kSwigluMatrix:
     case kSwigluProgrammaticMatrix:
     case kSwigluMatrixRows:
@@ -32,7 +32,7 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
     case kSwigluProgrammaticMatrixGradients:
     case kSwigluLateMatrixGradients:
     case kSwigluFlatMatrixGradients:
-      return variant.is_alternating ? nullptr : find_swiglu_matrix_kernel<T>(vector_elements, variant);
+      return variant.is_alternating ? Kernel{} : find_swiglu_matrix_kernel<T>(vector_elements, variant);
     case kSwigluCodeMatrix:
     case kSwigluScaledCodeMatrix:
     case kSwigluScaledCodeSpans:
@@ -40,15 +40,15 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
       if constexpr (kSize == 2) {
         if (vector_elements == 8 && !variant.is_alternating && !has_options) return find_swiglu_code_kernel<T>(variant);
       }
-      return nullptr;
+      return {};
     case kSwigluCodeGroups:
     case kSwigluScaledCodeGroups:
     case kSwigluWideCodeGroups:
       if constexpr (kSize == 2) {
-        if (variant.is_alternating || variant.formula != SwigluFormula::kPlain) return nullptr;
+        if (variant.is_alternating || variant.formula != SwigluFormula::kPlain) return {};
         return find_swiglu_code_group_kernel<T>(vector_elements, variant.work);
       }
-      return nullptr;
+      return {};
     case kSwigluExpertCodes:
     case kSwigluRowCodes:
       if constexpr (kSize == 2) {
@@ -57,7 +57,7 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
           return find_swiglu_expert_code_kernel<T>(variant);
         }
       }
-      return nullptr;
+      return {};
     case kSwigluCodeBlocks:
     case kSwigluGradientCodeBlocks:
       if constexpr (kSize == 2) {
@@ -65,16 +65,16 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
           return find_swiglu_code_block_kernel<T>(variant);
         }
       }
-      return nullptr;
+      return {};
     case kSwigluCodes:
     case kSwigluGradientCodes:
       if constexpr (kSize < 8) {
         const bool is_it = vector_elements == 1 && variant.formula == SwigluFormula::kOptions;
-        if (!is_it || variant.is_alternating) return nullptr;
-        return variant.work == kSwigluCodes ? reinterpret_cast<const void *>(swiglu_codes_kernel<T, false>)
-                                            : reinterpret_cast<const void *>(swiglu_codes_kernel<T, true>);
+        if (!is_it || variant.is_alternating) return {};
+        return variant.work == kSwigluCodes ? kernel_of(swiglu_codes_kernel<T, false>)
+                                            : kernel_of(swiglu_codes_kernel<T, true>);
       }
-      return nullptr;
+      return {};
     case kSwigluExperts:
     case kSwigluExpertGradients:
     case kSwigluLookup:
@@ -88,12 +88,12 @@ const void *find_swiglu_variant(int vector_elements, SwigluVariant variant) {
       if (vector_elements == 8 / kSize) return find_swiglu_vector_kernel<T, 8 / kSize, true>(variant);
       if (vector_elements == 16 / kSize) return find_swiglu_vector_kernel<T, 16 / kSize, true>(variant);
     }
-    return nullptr;
+    return {};
   }
   if (vector_elements == 1) return find_swiglu_vector_kernel<T, 1, false>(variant);
   if (vector_elements == 8 / kSize) return find_swiglu_vector_kernel<T, 8 / kSize, false>(variant);
   if (vector_elements == 16 / kSize) return find_swiglu_vector_kernel<T, 16 / kSize, false>(variant);
-  return nullptr;
+  return {};
 }
 
 }  // namespace rope
