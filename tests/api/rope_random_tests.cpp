@@ -39,6 +39,7 @@ const std::vector<std::string> features = {"F32",
                                            "partial window",
                                            "odd rotary_offset",
                                            "wide head",
+                                           "lengths of 1",
                                            "many tokens",
                                            "theta",
                                            "theta below 1",
@@ -148,6 +149,9 @@ class Draw {
     return values.begin()[random_.below(static_cast<int64_t>(values.size()))];
   }
 
+  // The length of an axis. In half of the requests it is 1 with odds of a half.
+  int64_t length(int64_t most) { return has_ones_ && chance(50) ? 1 : between(1, most); }
+
   bool is_thd() const { return layout_ == ROPE_LAYOUT_THD; }
 
   void draw_types() {
@@ -168,8 +172,10 @@ class Draw {
   }
 
   void draw_sizes() {
-    batch_ = chance(3) ? 0 : between(1, 3);
-    tokens_ = chance(3) ? 0 : between(1, is_thd() ? 12 : 7);
+    has_ones_ = chance(50);
+    if (has_ones_) saw("lengths of 1");
+    batch_ = chance(3) ? 0 : length(3);
+    tokens_ = chance(3) ? 0 : length(is_thd() ? 12 : 7);
     is_large_ = chance(2);
     if (is_large_) {
       // Enough bytes for several CPU threads.
@@ -265,8 +271,10 @@ class Draw {
     for (int i = 0; i < count; ++i) {
       heads[i] = is_large_   ? one_of<int64_t>({13, 16})
                  : chance(5) ? 0
-                             : one_of<int64_t>(head_dim_ > 96 ? std::initializer_list<int64_t>{1, 2, 3}
-                                                              : std::initializer_list<int64_t>{1, 2, 3, 5, 7});
+                 : has_ones_ && chance(50)
+                     ? 1
+                     : one_of<int64_t>(head_dim_ > 96 ? std::initializer_list<int64_t>{1, 2, 3}
+                                                      : std::initializer_list<int64_t>{1, 2, 3, 5, 7});
       if (heads[i] == 0) saw("no heads");
     }
     if (count == 1) drawn_.heads(heads[0]);
@@ -291,7 +299,7 @@ class Draw {
 
   void draw_sequences() {
     if (!is_thd() || chance(35)) return;
-    sequences_ = chance(3) ? 0 : between(1, 5);
+    sequences_ = chance(3) ? 0 : length(5);
     const int64_t used = chance(50) ? tokens_ : random_.below(tokens_ + 1);
     std::vector<int64_t> ends;
     for (int64_t i = 1; i < sequences_; ++i) ends.push_back(random_.below(used + 1));
@@ -492,7 +500,7 @@ class Draw {
       drawn_.tables_by_token(by_batch, storage, cos, sin);
       return;
     }
-    const int64_t rows = chance(10) ? 0 : between(1, 12);
+    const int64_t rows = chance(10) ? 0 : length(12);
     if (rows == 0) saw("empty table");
     drawn_.tables(rows, storage, cos, sin);
     constexpr int64_t far = int64_t{1} << 62;
@@ -511,7 +519,7 @@ class Draw {
   RopeCase drawn_;
   rope_dtype_t dtype_ = 0;
   rope_layout_t layout_ = 0;
-  bool is_large_ = false, has_half_ = false, fast_ = false;
+  bool has_ones_ = false, is_large_ = false, has_half_ = false, fast_ = false;
   int64_t batch_ = 0, tokens_ = 0, sequences_ = -1;
   int32_t head_dim_ = 0, width_ = 0, num_axes_ = 0;
 };

@@ -4,6 +4,7 @@
 // Another call gives the values: its outputs are words, F32 or of 16 bits if values are rounded first. The tests make
 // codes and scales of these values (code_oracle.hpp). If gate and up are 1 and the activation is ReGLU, both gradients
 // are equal to grad_out on every device.
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <cstring>
@@ -14,6 +15,7 @@
 
 #include "support/code_oracle.hpp"
 #include "support/device.hpp"
+#include "support/random.hpp"
 #include "support/swiglu_rows.hpp"
 #include "support/tensors.hpp"
 
@@ -48,9 +50,6 @@ struct ColumnCase {
 
   void check() const;
 
- private:
-  struct Scene;
-  struct Output;
   bool has_experts() const { return !expert_rows.empty(); }
   size_t row_axis() const { return has_experts() ? 1 : 0; }
   int64_t rows() const { return shape[row_axis()]; }
@@ -59,6 +58,10 @@ struct ColumnCase {
     for (size_t axis = row_axis() + 1; axis < shape.size(); ++axis) count *= shape[axis];
     return count;
   }
+
+ private:
+  struct Scene;
+  struct Output;
   int64_t channel_of(const Index &at) const {
     int64_t channel = 0;
     for (size_t axis = row_axis() + 1; axis < shape.size(); ++axis) channel = channel * shape[axis] + at[axis];
@@ -351,6 +354,62 @@ void ColumnCase::check() const {
   }
 }
 
+// Half of the requests have each axis of length 1 with odds of a half.
+ColumnCase random_case(uint64_t seed) {
+  Random random(seed);
+  const auto chance = [&](int percent) { return random.below(100) < percent; };
+  const auto between = [&](int64_t low, int64_t high) { return low + random.below(high - low + 1); };
+  const bool has_ones = chance(50);
+  ColumnCase codes;
+  codes.is_backward = chance(50);
+  codes.dtype = chance(50) ? ROPE_DTYPE_BF16 : chance(50) ? ROPE_DTYPE_F16 : ROPE_DTYPE_F32;
+  codes.code = chance(50) ? ROPE_DTYPE_F8_E4M3 : ROPE_DTYPE_F8_E5M2;
+  codes.scale_dtype = chance(50) ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32;
+  codes.shape.resize(static_cast<size_t>(between(1, 4)));
+  for (int64_t &length : codes.shape)
+    length = has_ones && chance(50) ? 1 : chance(20) ? 8 * between(1, 4) : between(1, 6);
+  const size_t ndim = codes.shape.size();
+  const int64_t first = codes.shape[0];
+  if (ndim > 2 && chance(50)) {
+    for (int64_t i = 0; i < first; ++i) codes.expert_rows.push_back(between(-1, codes.shape[1] + 1));
+    codes.expert_rows[static_cast<size_t>(random.below(first))] = codes.shape[1];
+  } else if (ndim > 1 && chance(30)) {
+    codes.expert_offsets = {0, between(0, first), first};
+  } else if (chance(30)) {
+    codes.num_rows = between(1, first + 1);
+  }
+  if (ndim > 1 && codes.expert_rows.empty() && codes.num_rows < 0 && chance(30)) {
+    for (int64_t i = 0; i < first; ++i) codes.row_index.push_back(between(-1, first - 1));
+    codes.row_index[static_cast<size_t>(random.below(first))] = 0;
+  }
+  codes.has_columns = chance(80);
+  // Scales by row need an axis behind that of rows.
+  codes.has_rows = ndim > codes.row_axis() + 1 && (!codes.has_columns || chance(60));
+  codes.has_columns = codes.has_columns || !codes.has_rows;
+  std::vector<int64_t> groups;
+  for (int64_t group = 1; group <= std::max(codes.rows(), codes.channels()); ++group) {
+    const bool divides_rows = !codes.has_columns || codes.rows() % group == 0;
+    if (divides_rows && (!codes.has_rows || codes.channels() % group == 0)) groups.push_back(group);
+  }
+  codes.group = groups[static_cast<size_t>(random.below(static_cast<int64_t>(groups.size())))];
+  codes.has_static_columns = codes.has_columns && chance(15);
+  codes.has_words = codes.is_backward && chance(20);
+  codes.has_biases = chance(20);
+  codes.is_exact = codes.row_index.empty() && !codes.has_biases && chance(50);
+  codes.has_amax = chance(50);
+  const auto placement = [&] {
+    Placement drawn;
+    for (size_t axis = 0; axis < ndim; ++axis) {
+      if (chance(15)) drawn.gap(static_cast<int>(axis), between(1, 8));
+      if (chance(10)) drawn.reversed(static_cast<int>(axis));
+    }
+    return drawn;
+  };
+  if (chance(40)) codes.row_placement = placement();
+  if (chance(40)) codes.column_placement = placement();
+  return codes;
+}
+
 }  // namespace
 
 TEST_CASE("SwiGLU to MXFP8 by row and by column", "[swiglu][codes][columns][sanitize]") {
@@ -462,6 +521,23 @@ TEST_CASE("SwiGLU to codes by column of rows and experts that are there", "[swig
     codes.check();
     codes.has_tiles = true;
     codes.check();
+    // Experts of one row of one channel are the only axis.
+    codes = ColumnCase();
+    codes.is_backward = is_backward;
+    codes.shape = {5, 1, 1};
+    codes.group = 1;
+    codes.expert_rows = {1, 0, 2, -1, 1};
+    codes.check();
+    codes.has_rows = false;
+    codes.shape = {5, 1, 1, 1};
+    codes.check();
+  }
+}
+
+TEST_CASE("SwiGLU to codes by row and by column, random requests", "[swiglu][codes][columns][random]") {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    INFO("seed " << seed);
+    random_case(seed).check();
   }
 }
 

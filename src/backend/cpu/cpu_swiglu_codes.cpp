@@ -46,7 +46,8 @@ struct BlockGrid {
     rows = row_axis < 0 ? 1 : problem.shape[row_axis];
     experts = problem.expert_rows != nullptr ? problem.experts : 1;
     columns = problem.num_elements() / (experts * rows);
-    run = row_axis == problem.ndim - 1 ? 1 : problem.shape[problem.ndim - 1];
+    // If a row has one element, the last axis is that of rows or of experts.
+    run = columns == 1 ? 1 : problem.shape[problem.ndim - 1];
     const int64_t most = kMaxBlock / problem.codes.group_elements;
     width = most < kMinBlockColumns ? kMinBlockColumns : most > kMaxBlockColumns ? kMaxBlockColumns : most;
     if (width > run) width = run;
