@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // step_accumulate_tests.cpp - gradients that are added to the contents of their outputs
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -100,4 +102,63 @@ TEST_CASE("gradients of 16 bits are added by the kernels of rows", "[rope][step]
     }
   }
   check_step_kernels(explanations, {"long rows angles sums", "long rows table sums", "long rows table factors"});
+}
+
+// Empty tensors of many frameworks have the address 0, so that an input and its output look like one view.
+TEST_CASE("gradients of no tokens, heads or batches are added to outputs without memory", "[rope][step][accumulate]") {
+  for (const Device &device : devices()) {
+    for (const bool has_memory : {false, true}) {
+      for (const Shape &shape : {Shape{2, 0, 3, 64}, Shape{0, 5, 3, 64}, Shape{2, 5, 0, 64}}) {
+        INFO("on " << device << ", memory " << has_memory << ", shape " << shape[0] << ' ' << shape[1] << ' '
+                   << shape[2]);
+        rope_config_t config = rope_config_for(device, 64);
+        config.dtype = ROPE_DTYPE_BF16;
+        const RopeDesc desc = create(config);
+        uint16_t memory = 0;
+        rope_args_t args = ROPE_ARGS_INIT;
+        args.flags = ROPE_FLAG_ACCUMULATE;
+        args.q.dtype = ROPE_DTYPE_BF16;
+        args.q.ndim = 4;
+        args.q.data = has_memory ? &memory : nullptr;
+        std::copy(shape.begin(), shape.end(), args.q.shape);
+        args.q_out = args.k = args.k_out = args.q;
+        CHECK(rope_backward(desc.get(), &args, nullptr) == ROPE_STATUS_SUCCESS);
+        INFO(rope_last_error());
+        char text[256];
+        CHECK(rope_explain(desc.get(), &args, text, sizeof text) == ROPE_STATUS_SUCCESS);
+        // An absent output is no tensor of its own, whatever its length.
+        args.k_out = rope_tensor_t ROPE_TENSOR_INIT;
+        CHECK(rope_backward(desc.get(), &args, nullptr) == ROPE_STATUS_INVALID_ARGUMENT);
+      }
+    }
+  }
+}
+
+TEST_CASE("gradients of no heads beside others", "[rope][step][accumulate]") {
+  for (const Device &device : devices()) {
+    INFO("on " << device);
+    rope_config_t config = rope_config_for(device, 64);
+    const RopeDesc desc = create(config);
+    Workspace workspace(4);
+    rope_args_t args = rope_args();
+    args.flags = ROPE_FLAG_ACCUMULATE;
+    for (rope_tensor_t *const tensor : {&args.q, &args.q_out}) {
+      *tensor = workspace.tensor(ROPE_DTYPE_F32, {2, 5, 3, 64});
+      workspace.fill_normal(*tensor);
+    }
+    workspace.freeze();
+    std::vector<std::byte> alone;
+    for (const bool has_k : {false, true}) {
+      args.k = has_k ? args.q : rope_tensor_t ROPE_TENSOR_INIT;
+      if (has_k) args.k.shape[2] = 0, args.k.data = nullptr;
+      args.k_out = args.k;
+      workspace.restore();
+      const rope_status_t status = run(device, desc.get(), Direction::Backward, args, workspace);
+      INFO(rope_last_error());
+      REQUIRE(status == ROPE_STATUS_SUCCESS);
+      if (!has_k) alone = workspace.image();
+    }
+    const bool is_same = workspace.image() == alone;
+    CHECK(is_same);
+  }
 }

@@ -53,7 +53,9 @@ class ProblemReader {
     PassSide pass = {};
     ROPE_TRY(read_pass(name, field, out_field, *in, out != nullptr || use.is_cached, &pass));
     if (out != nullptr) ROPE_TRY(check_output(out_field, out->view, field, in->view, pass.is_present));
-    const bool is_in_place = out == nullptr || is_same_view(in->view, out->view);
+    // Empty tensors may all have the address 0. To add to one is to leave it alone.
+    const bool is_vacant = out != nullptr && out->view.is_empty() && step_.accumulates();
+    const bool is_in_place = out == nullptr || (is_same_view(in->view, out->view) && !is_vacant);
     if (is_in_place && step_.accumulates()) {
       return fail(kInvalid, "%s: %s is %s: with ROPE_FLAG_ACCUMULATE it must be a tensor of its own", function_,
                   out_field, out == nullptr ? "absent" : field);
