@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -387,6 +388,188 @@ TEST_CASE("activations of gates that vanish meet no infinity of a moved up", "[s
         workspace.restore();
         REQUIRE(run(device, desc.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
         for_each_index(args.out, [&](const Index &at) { CHECK(value_at(args.out, at) == 0); });
+      }
+    }
+  }
+}
+
+namespace {
+
+// Options of a call, each with the smallest and the largest numbers that it takes. An option is the index of a choice.
+struct ExtremeOptions {
+  enum Option {
+    activation,
+    product_rounding,
+    limit_rule,
+    alpha,
+    limit,
+    up_offset,
+    out_scale,
+    gate_softcap,
+    up_softcap,
+    gate_bias,
+    up_bias,
+    row_scale,
+    has_codes,
+    num_options
+  };
+  static constexpr int choices[num_options] = {4, 2, 2, 6, 4, 5, 4, 4, 4, 3, 3, 4, 2};
+  int choice[num_options];
+
+  explicit ExtremeOptions(Random *random) {
+    for (int i = 0; i < num_options; ++i) choice[i] = static_cast<int>(random->below(choices[i]));
+    if (random->below(2) == 0) choice[activation] = SWIGLU_ACTIVATION_SWIGLU;
+    if (choice[activation] != SWIGLU_ACTIVATION_SWIGLU) choice[alpha] = 0;
+  }
+
+  static bool may_meet(int a, int of_a, int b, int of_b) {
+    return a != activation || b != alpha || of_a == SWIGLU_ACTIVATION_SWIGLU || of_b == 0;
+  }
+
+  void set(swiglu_config_t *config) const {
+    constexpr double least = 0x1p-149, most = 0x1.fffffep127;
+    const double alphas[] = {0, 1.702, -3, least, most, -most}, limits[] = {0, least, 7, most};
+    const double offsets[] = {0, 1, least, most, -most}, scales[] = {0, -2.5, least, most};
+    const double caps[] = {0, 0x1p-126, 30, 0x1p126};
+    config->activation = choice[activation];
+    config->product_rounding = choice[product_rounding] != 0 ? SWIGLU_PRODUCT_ROUND_ACTIVATION : 0;
+    config->limit_rule = choice[limit_rule] != 0 ? SWIGLU_LIMIT_ACTIVATION : SWIGLU_LIMIT_GATE;
+    config->alpha = alphas[choice[alpha]];
+    config->limit = limits[choice[limit]];
+    config->up_offset = offsets[choice[up_offset]];
+    config->out_scale = scales[choice[out_scale]];
+    config->gate_softcap = caps[choice[gate_softcap]];
+    config->up_softcap = caps[choice[up_softcap]];
+  }
+};
+
+// A number, often 0, the smallest, the largest or one between at which a function changes.
+Real extreme_value(rope_dtype_t dtype, Random *random) {
+  const Real most = oracle::max_finite(dtype);
+  const Real values[] = {0, oracle::min_positive(dtype), oracle::min_normal(dtype), 1, 20, 6000, most / 2, most, most};
+  if (random->below(4) != 0) {
+    const Real value = std::fmin(values[random->below(9)], most);
+    return random->below(2) == 0 ? value : -value;
+  }
+  for (;;) {
+    const uint64_t bits = random->bits();
+    const Real value = oracle::decode(dtype, &bits);
+    if (std::isfinite(value)) return value;
+  }
+}
+
+// Calls of one dtype with random numbers in every tensor.
+class ExtremeCalls {
+ public:
+  explicit ExtremeCalls(rope_dtype_t dtype) : dtype_(dtype) {
+    for (rope_tensor_t *const tensor : {&gate_, &up_, &grad_out_}) *tensor = filled(dtype, shape);
+    for (int i = 0; i < 2; ++i) {
+      const rope_dtype_t of_row = i == 0 ? dtype : kF32;
+      gate_bias_[i] = filled(of_row, {shape[1]});
+      up_bias_[i] = filled(of_row, {shape[1]});
+      row_scale_[i] = filled(of_row, {shape[0]});
+      grad_row_scale_[i] = workspace_.tensor(of_row, {shape[0]});
+    }
+    for (rope_tensor_t &output : words_) output = workspace_.tensor(dtype, shape);
+    for (rope_tensor_t &output : codes_) output = workspace_.tensor(ROPE_DTYPE_F8_E4M3, shape);
+    workspace_.freeze();
+  }
+
+  // Returns the number of results that are NaN.
+  int64_t count_nans(const Device &device, const ExtremeOptions &options, Direction direction) {
+    const bool is_backward = direction == Direction::Backward;
+    const int *const choice = options.choice;
+    const bool has_codes = choice[ExtremeOptions::has_codes] != 0 && dtype_ != ROPE_DTYPE_F64;
+    swiglu_config_t config = swiglu_config_for(device);
+    config.dtype = dtype_;
+    options.set(&config);
+    const SwigluDesc desc = create(config);
+    swiglu_args_t args = swiglu_args();
+    args.gate = gate_;
+    args.up = up_;
+    const rope_tensor_t *const outputs = has_codes ? codes_ : words_;
+    if (is_backward) {
+      args.grad_out = grad_out_;
+      args.grad_gate = outputs[0];
+      args.grad_up = outputs[1];
+      args.out = words_[2];
+    } else {
+      args.out = outputs[2];
+    }
+    swiglu_input_args_t input = SWIGLU_INPUT_ARGS_INIT;
+    const auto chosen = [&](ExtremeOptions::Option option, const rope_tensor_t(&tensors)[2]) {
+      return choice[option] == 0 ? rope_tensor_t{} : tensors[(choice[option] - 1) % 2];
+    };
+    input.gate_bias = chosen(ExtremeOptions::gate_bias, gate_bias_);
+    input.up_bias = chosen(ExtremeOptions::up_bias, up_bias_);
+    args.input = &input;
+    args.row_scale = chosen(ExtremeOptions::row_scale, row_scale_);
+    if (is_backward && choice[ExtremeOptions::row_scale] > 1) {
+      args.grad_row_scale = chosen(ExtremeOptions::row_scale, grad_row_scale_);
+    }
+    workspace_.restore();
+    const rope_status_t status = run(device, desc.get(), direction, args, workspace_);
+    INFO(rope_last_error());
+    REQUIRE(status == ROPE_STATUS_SUCCESS);
+    int64_t count = 0;
+    for (const rope_tensor_t &output : {args.out, args.grad_gate, args.grad_up, args.grad_row_scale}) {
+      if (output.ndim == 0) continue;
+      for_each_index(output, [&](const Index &at) {
+        if (!std::isnan(value_at(output, at)) || ++count > 3) return;
+        UNSCOPED_INFO("[" << at[0] << ',' << at[1] << "] gate " << value_at(gate_, at) << ", up " << value_at(up_, at)
+                          << ", grad_out " << value_at(grad_out_, at));
+      });
+    }
+    return count;
+  }
+
+ private:
+  const Shape shape = {64, 48};
+
+  rope_tensor_t filled(rope_dtype_t dtype, const Shape &of) {
+    const rope_tensor_t tensor = workspace_.tensor(dtype, of);
+    workspace_.fill(tensor, [&](const Index &) { return extreme_value(dtype, &workspace_.random()); });
+    return tensor;
+  }
+
+  rope_dtype_t dtype_;
+  Workspace workspace_{41};
+  rope_tensor_t gate_ = {}, up_ = {}, grad_out_ = {}, words_[3] = {}, codes_[3] = {};
+  rope_tensor_t gate_bias_[2] = {}, up_bias_[2] = {}, row_scale_[2] = {}, grad_row_scale_[2] = {};
+};
+
+}  // namespace
+
+TEST_CASE("finite inputs give no NaN, with every pair of options", "[swiglu][gates]") {
+  constexpr int kDraws = 160;  // for each dtype
+  bool has_met[ExtremeOptions::num_options][6][ExtremeOptions::num_options][6] = {};
+  Random random(43);
+  for (const rope_dtype_t dtype : dtypes) {
+    ExtremeCalls calls(dtype);
+    for (int i = 0; i < kDraws; ++i) {
+      const ExtremeOptions options(&random);
+      std::string text;
+      for (int a = 0; a < ExtremeOptions::num_options; ++a) {
+        text += ' ' + std::to_string(options.choice[a]);
+        for (int b = 0; b < a; ++b) has_met[b][options.choice[b]][a][options.choice[a]] = true;
+      }
+      for (const Device &device : devices()) {
+        for (const Direction direction : {Direction::Forward, Direction::Backward}) {
+          INFO(oracle::dtype_name(dtype) << " on " << device << ", backward " << (direction == Direction::Backward)
+                                         << ", options" << text);
+          CHECK(calls.count_nans(device, options, direction) == 0);
+        }
+      }
+    }
+  }
+  for (int a = 0; a < ExtremeOptions::num_options; ++a) {
+    for (int b = a + 1; b < ExtremeOptions::num_options; ++b) {
+      for (int of_a = 0; of_a < ExtremeOptions::choices[a]; ++of_a) {
+        for (int of_b = 0; of_b < ExtremeOptions::choices[b]; ++of_b) {
+          if (!ExtremeOptions::may_meet(a, of_a, b, of_b)) continue;
+          INFO("options " << a << " and " << b << ", choices " << of_a << " and " << of_b);
+          CHECK(has_met[a][of_a][b][of_b]);
+        }
       }
     }
   }

@@ -64,8 +64,13 @@ struct Element {
     // The formula gives 0 if its exponential is infinite.
     const bool is_lost = form.activation == SWIGLU_ACTIVATION_SWIGLU && argument < -88.7L;
     const Real error = slack(exact, g, 1, 1, 1, gate_ulps) + (is_lost ? std::fabs(exact) : 0);
-    const Real low = oracle::nearest(form.activation_dtype, exact - error);
-    const Real high = oracle::nearest(form.activation_dtype, exact + error);
+    // Finite activations stay finite.
+    const Real most = oracle::max_finite(form.activation_dtype);
+    const auto rounded_to = [&](Real value) {
+      const Real held = std::isfinite(exact) ? std::fmax(-most, std::fmin(value, most)) : value;
+      return oracle::nearest(form.activation_dtype, held);
+    };
+    const Real low = rounded_to(exact - error), high = rounded_to(exact + error);
     rounded = (low + high) / 2;
     doubt = (high - low) / 2;
     const Real others = in.grad_out * form.out_scale;

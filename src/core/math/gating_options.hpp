@@ -419,7 +419,14 @@ ROPE_HOST_DEVICE Activated<Real> limit_activation(const Activated<Real> &activat
   return is_cut ? Activated<Real>{Real{1}, form.activation_limit, Real{0}} : activated;
 }
 
-// Rounds the activation to T, a 16-bit type. The derivative is that of the unrounded activation.
+// The largest number of a 16-bit type.
+template <typename T>
+constexpr float kLargestOf = 65504.0f;
+template <>
+inline constexpr float kLargestOf<BFloat16> = 0x1.fep127f;
+
+// Rounds the activation to T, a 16-bit type. A finite one stays finite, so that an up of 0 still gives 0: a gate of T
+// can exceed T by its bias. The derivative is that of the unrounded activation.
 template <typename T>
 ROPE_HOST_DEVICE Activated<float> round_activation(float gate, const Activated<float> &activated,
                                                    const Slope<float> &linear, const FormWithOptions<float> &form) {
@@ -428,7 +435,9 @@ ROPE_HOST_DEVICE Activated<float> round_activation(float gate, const Activated<f
     const float argument = form.alpha * bounded_gate<Activation::kSwiglu>(gate, form);
     value = at_most(rounded_silu(linear.value, argument), form.activation_limit);
   }
-  return {1.0f, to_float(round_to<T>(value)), activated.half_slope};
+  const bool is_finite = magnitude_of(value) <= kMaxFloat;
+  const float bounded = is_finite ? clamp(value, -kLargestOf<T>, kLargestOf<T>) : value;
+  return {1.0f, to_float(round_to<T>(bounded)), activated.half_slope};
 }
 
 // The factor that multiplies the activation: up after its limit, its soft cap and the offset. IsBounded:
@@ -453,8 +462,11 @@ ROPE_HOST_DEVICE SwigluGradient<Real> gated_gradient(Real up, Real grad_out, con
                                                      Real row_scale) {
   const Real weighted_up = scale_by_row<!IsBounded>(moved_up<IsBounded>(capped_up.value, form), row_scale);
   const Real half_gradient = (activated.half_slope * grad_out) * weighted_up;
-  const Real up_gradient =
-      ((activated.weight * capped_up.slope) * grad_out) * scale_by_row<!IsBounded>(activated.linear, row_scale);
+  const Real up_slope = activated.weight * capped_up.slope;
+  Real up_gradient = up_slope * grad_out;
+  // The slope of a soft cap may exceed 1 by its error. Other slopes are 1, and weights are at most 1.
+  if (capped_up.slope > Real{1}) up_gradient = within_range(up_gradient, grad_out, grad_out);
+  up_gradient *= scale_by_row<!IsBounded>(activated.linear, row_scale);
   return {(half_gradient + half_gradient) * form.out_scale,
           up > form.limit || up < -form.limit ? Real{0} : up_gradient * form.out_scale};
 }
