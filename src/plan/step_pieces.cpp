@@ -71,8 +71,9 @@ bool can_be_cut(const RopeProblem &problem, const StepTensor &tensor) {
   const bool has_scales_of_all =
       tensor.out_scales.is_present() || (tensor.cache_scales.is_present() && tensor.pass_cache.data == nullptr);
   // The output has the static scale of the tensor, the cache of the pass another one. A piece's codes have one scale.
-  const bool has_two_scales =
-      tensor.pass_cache.data != nullptr && tensor.has_code_out() && tensor.scale.data != tensor.pass_scale.data;
+  const bool is_one_scale =
+      tensor.scale.data == tensor.pass_scale.data && tensor.scale.head_stride == tensor.pass_scale.head_stride;
+  const bool has_two_scales = tensor.pass_cache.data != nullptr && tensor.has_code_out() && !is_one_scale;
   return has_window_at_end(problem, tensor) && !has_scales_of_all && !has_two_scales;
 }
 
