@@ -105,6 +105,69 @@ TEST_CASE("scales of heads, scales that multiply, and none", "[rope][step][quant
   }
 }
 
+// rope.h: codes are x * i, and i is 0 for a scale of 0 and the largest number at most.
+TEST_CASE("static scales that are no positive normal numbers", "[rope][step][quant][sanitize]") {
+  for (const uint32_t flags : {uint32_t{0}, uint32_t{ROPE_QUANT_FLAG_SCALE_MULTIPLIES}}) {
+    for (const rope_dtype_t dtype : dtypes) {
+      for (const int64_t tokens : {1, 5, 400}) {
+        StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+        quantise_q(ROPE_DTYPE_F8_E5M2, &step);
+        step.layout = ROPE_LAYOUT_THD;
+        step.dtype = dtype;
+        step.quant_flags = flags;
+        step.has_odd_scales = true;
+        step.q.heads = 8;
+        step.k.heads = step.v.heads = 5;
+        step.q.scale = step.k.scale = step.v.scale = Scale::ByHead;
+        step.head_dim = 128;
+        step.tokens = tokens;
+        step.cache->pages = 100;
+        step.cache->slots.emplace();
+        for (int64_t i = 0; i < tokens; ++i) step.cache->slots->push_back(i);
+        step.check();
+        step.has_amax = true;
+        step.check();
+        step.norm = ROPE_NORM_RMS;
+        step.q.has_weight = step.k.has_weight = true;
+        step.check();
+        step.norm = ROPE_NORM_LAYER;
+        step.norm_extent = ROPE_NORM_EXTENT_TOKEN;
+        step.check();
+        // A cache of the window, and one of the other channels with a scale of its own.
+        step.norm = 0;
+        step.q.has_weight = step.k.has_weight = false;
+        step.rotary_dim = 64;
+        step.cache->has_k_pass = true;
+        step.cache->k_pass_dtype = ROPE_DTYPE_F8_E4M3;
+        step.cache->k_pass_scale = Scale::ByHead;
+        step.check();
+      }
+    }
+  }
+}
+
+// Both tensors of scales have one address, but not one scale for each head.
+TEST_CASE("one scale of k that is the first of those of the cache of its pass", "[rope][step][quant]") {
+  for (const int64_t tokens : {5, 400}) {
+    StepCase step = cached(ROPE_DTYPE_F8_E4M3);
+    step.layout = ROPE_LAYOUT_THD;
+    step.head_dim = 128;
+    step.rotary_dim = 64;
+    step.tokens = tokens;
+    step.k.heads = step.v.heads = 3;
+    step.k.out = StepOut::Own;
+    step.k.out_dtype = ROPE_DTYPE_F8_E4M3;
+    step.cache->pages = 100;
+    step.cache->slots.emplace();
+    for (int64_t i = 0; i < tokens; ++i) step.cache->slots->push_back(i);
+    step.cache->has_k_pass = true;
+    step.cache->k_pass_dtype = ROPE_DTYPE_F8_E4M3;
+    step.cache->k_pass_scale = Scale::ByHead;
+    step.cache->is_k_scale_in_pass_scale = true;
+    step.check();
+  }
+}
+
 TEST_CASE("caches of 8 bits without pages or entries", "[rope][step][quant]") {
   for (const int64_t pages : {0, 3}) {
     StepCase step = cached(ROPE_DTYPE_F8_E4M3);

@@ -24,6 +24,7 @@ using Coverage = std::map<std::string, int64_t>;
 const std::vector<std::string> features = {"q absent",
                                            "k absent",
                                            "v absent",
+                                           "lengths of 1",
                                            "window alone",
                                            "v of its own width",
                                            "in place",
@@ -77,6 +78,7 @@ const std::vector<std::string> features = {"q absent",
                                            "scale",
                                            "scale by head",
                                            "scale multiplies",
+                                           "odd scales",
                                            "rounded first",
                                            "amax",
                                            "written out scales",
@@ -137,6 +139,9 @@ class Draw {
     return values.begin()[random_.below(static_cast<int64_t>(values.size()))];
   }
 
+  // The length of an axis. In half of the steps it is 1 with odds of a half.
+  int64_t length(int64_t most) { return has_ones_ && chance(50) ? 1 : between(1, most); }
+
   bool is_thd() const { return drawn_.layout == ROPE_LAYOUT_THD; }
   int64_t batches() const { return is_thd() ? 1 : drawn_.batch; }
   int64_t sequences() const {
@@ -149,8 +154,9 @@ class Draw {
     drawn_.style = one_of<rope_style_t>({ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED});
     if (saw_if(chance(40), "out_style"))
       drawn_.out_style = one_of<rope_style_t>({ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED});
-    drawn_.batch = between(1, 3);
-    drawn_.tokens = between(1, is_thd() ? 12 : 6);
+    has_ones_ = saw_if(chance(50), "lengths of 1");
+    drawn_.batch = length(3);
+    drawn_.tokens = length(is_thd() ? 12 : 6);
     drawn_.head_dim = static_cast<int32_t>(chance(50) ? one_of<int64_t>({8, 16, 32, 64, 128, 256})
                                                       : 2 * between(1, chance(15) ? 300 : 48));
     int32_t window = drawn_.head_dim;
@@ -177,7 +183,7 @@ class Draw {
     if (is_thd() && saw_if(chance(60), "cu_seqlens")) {
       const int64_t first = chance(10) ? between(0, drawn_.tokens) : 0;
       drawn_.cu_seqlens = {first};
-      const int64_t count = between(1, 4);
+      const int64_t count = length(4);
       for (int64_t i = 0; i < count; ++i) drawn_.cu_seqlens.push_back(between(first, drawn_.tokens));
       std::sort(drawn_.cu_seqlens.begin(), drawn_.cu_seqlens.end());
     }
@@ -221,11 +227,11 @@ class Draw {
       static const char *const absent[] = {"q absent", "k absent", "v absent"};
       if (saw_if((present >> i & 1) == 0, absent[i])) continue;
       StepTensor &tensor = *tensors[i];
-      tensor.heads = one_of<int64_t>({1, 2, 3, 5});
+      tensor.heads = has_ones_ && chance(50) ? 1 : one_of<int64_t>({1, 2, 3, 5});
       const bool moves = i < 2 || v_is_turned_;
       tensor.is_window = saw_if(drawn_.rotary_dim != 0 && chance(25), "window alone");
       if (!moves && !tensor.is_window && saw_if(chance(40), "v of its own width")) {
-        tensor.width = static_cast<int32_t>(between(1, 70));
+        tensor.width = static_cast<int32_t>(length(70));
       }
       tensor.out = one_of({StepOut::Absent, StepOut::Same, StepOut::Own});
       static const char *const outs[] = {"in place", "same view", "out of place"};
@@ -320,7 +326,7 @@ class Draw {
       tensor.scale = saw_if(chance(40), "scale by head") && tensor.heads > 0 ? Scale::ByHead : Scale::One;
       tensor.scale_placement = placement(1, true);
     }
-    if (drawn_.cache && drawn_.cache->has_k_pass && saw_if(chance(70), "8-bit pass cache")) {
+    if (drawn_.cache && drawn_.cache->has_k_pass && saw_if(chance(90), "8-bit pass cache")) {
       StepCache &cache = *drawn_.cache;
       cache.k_pass_dtype = code();
       has_codes = true;
@@ -335,6 +341,7 @@ class Draw {
     if (saw_if(chance(30), "rounded first")) drawn_.quant_rounding = ROPE_QUANT_ROUND_FIRST;
     if (v_is_turned_) return;
     if (saw_if(chance(40), "scale multiplies")) drawn_.quant_flags = ROPE_QUANT_FLAG_SCALE_MULTIPLIES;
+    drawn_.has_odd_scales = saw_if(chance(15), "odd scales");
     drawn_.has_amax = saw_if(chance(40), "amax");
     if (!has_written) return;
     if (saw_if(chance(40), "powers of two")) drawn_.quant_flags |= ROPE_QUANT_FLAG_POWER_OF_TWO;
@@ -409,7 +416,7 @@ class Draw {
       tensor.has_grad_weight = saw_if(chance(70), "gradient of a weight");
       tensor.has_grad_bias = saw_if(drawn_.norm == ROPE_NORM_LAYER && chance(60), "gradient of a bias");
       tensor.grads_by_head = saw_if(tensor.weight_by_head || chance(30), "gradients by head");
-      tensor.runs = between(1, chance(20) ? 40 : 6);
+      tensor.runs = length(chance(20) ? 40 : 6);
       tensor.grad_placement = placement(tensor.grads_by_head ? 3 : 2, false);
     }
   }
@@ -433,7 +440,7 @@ class Draw {
     int64_t rows = 200000;
     if (!is_unrotated && chance(60)) {
       saw("table");
-      rows = drawn_.table_rows = between(1, 10);
+      rows = drawn_.table_rows = length(10);
       drawn_.table_dtype = one_of<rope_dtype_t>({ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64});
       drawn_.wide_table = saw_if(chance(25), "wide table");
       drawn_.table_by_token = saw_if(chance(30), "table by token");
@@ -462,8 +469,8 @@ class Draw {
     cache.has_v = may_v && (!cache.has_k || chance(75));
     if (cache.has_k) saw("k cached");
     if (cache.has_v) saw("v cached");
-    cache.pages = between(1, 6);
-    cache.entries = between(1, 5);
+    cache.pages = length(6);
+    cache.entries = length(5);
     if (drawn_.dtype == ROPE_DTYPE_F32) {
       cache.k_dtype = one_of<rope_dtype_t>({0, ROPE_DTYPE_F16, ROPE_DTYPE_BF16});
       cache.v_dtype = one_of<rope_dtype_t>({0, ROPE_DTYPE_F16, ROPE_DTYPE_BF16});
@@ -485,7 +492,7 @@ class Draw {
     if (drawn_.k.has_pass && chance(50)) drawn_.k.out = StepOut::Absent;
     const bool is_alone = cache.storage == CacheStorage::Separate || cache.storage == CacheStorage::HeadsFirst;
     const int32_t window = drawn_.rotary_dim ? drawn_.rotary_dim : drawn_.head_dim;
-    if (!is_alone || window == width_of(drawn_.k) || !saw_if(chance(60), "k cached in parts")) return;
+    if (!is_alone || window == width_of(drawn_.k) || !saw_if(chance(80), "k cached in parts")) return;
     cache.has_k_pass = true;
     cache.k_pass_dtype = drawn_.dtype == ROPE_DTYPE_F32 && chance(40) ? ROPE_DTYPE_BF16 : 0;
     cache.k_pass_placement = placement(4, false);
@@ -511,7 +518,7 @@ class Draw {
     } else {
       saw("page_table");
       cache->page_table.emplace();
-      cache->table_columns = between(0, 4);
+      cache->table_columns = has_ones_ && chance(50) ? 1 : between(0, 4);
       for (int64_t i = 0; i < rows; ++i) {
         cache->page_table->push_back(list(cache->table_columns, -1, cache->pages));
       }
@@ -527,7 +534,7 @@ class Draw {
   Random random_;
   Coverage *coverage_;
   StepCase drawn_;
-  bool has_pieces_ = false, v_is_turned_ = false;
+  bool has_ones_ = false, has_pieces_ = false, v_is_turned_ = false;
 };
 
 int64_t from_environment(const char *name, int64_t otherwise) {

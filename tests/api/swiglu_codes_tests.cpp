@@ -15,6 +15,7 @@
 
 #include "support/code_oracle.hpp"
 #include "support/device.hpp"
+#include "support/random.hpp"
 #include "support/swiglu_rows.hpp"
 #include "support/tensors.hpp"
 
@@ -50,6 +51,8 @@ struct CodesCase {
   std::vector<int64_t> expert_offsets = {};
   std::vector<int64_t> row_index = {};  // among factors of [shape[0]]
   bool has_scale_by_expert = false;
+  bool has_odd_scales = false;  // given scales, and global ones, are 0, negative, subnormal, the largest number or NaN
+  int64_t first_odd_scale = 0;
   bool has_row_scale = false;
   rope_dtype_t bias_dtype = 0;  // of gate and up, with experts a row for each; 0: no biases
   double up_offset = 0;
@@ -62,6 +65,13 @@ struct CodesCase {
   double global = 0;       // the factor of scales of E4M3; 0: absent
 
   void check() const;
+
+  bool has_pairs() const { return code == ROPE_DTYPE_F4_E2M1X2; }
+  int64_t row_elements() const {
+    int64_t count = 1;
+    for (size_t axis = static_cast<size_t>(rows); axis < shape.size(); ++axis) count *= shape[axis];
+    return count;
+  }
 
  private:
   struct Scene;
@@ -79,11 +89,6 @@ struct CodesCase {
   }
   int64_t experts() const {
     return expert_offsets.empty() ? shape[0] : static_cast<int64_t>(expert_offsets.size()) - 1;
-  }
-  int64_t row_elements() const {
-    int64_t count = 1;
-    for (size_t axis = static_cast<size_t>(rows); axis < shape.size(); ++axis) count *= shape[axis];
-    return count;
   }
   // The index of an element's scale, and the place where it is written.
   Index scale_index(const Index &at) const {
@@ -110,11 +115,16 @@ struct CodesCase {
     index[static_cast<size_t>(rows)] = byte % padded_groups();
     return index;
   }
-  bool has_pairs() const { return code == ROPE_DTYPE_F4_E2M1X2; }
   void fill_edges(Workspace *workspace, const rope_tensor_t &up) const;
   int check_padding(Workspace *workspace, const rope_tensor_t &scales_out) const;
+  float odd_scale(const Index &at) const {
+    constexpr float odd[] = {0.0f,       -0.0f, 0x1p-149f, 0x3p-128f, -0x1p-149f,
+                             -0x3p-130f, -0.5f, 0x1p-126f, 3.4e38f,   std::numeric_limits<float>::quiet_NaN()};
+    return odd[static_cast<size_t>(first_odd_scale + at[0]) % (sizeof odd / sizeof *odd)];
+  }
   // The global scale of an expert.
   float global_of(const Index &at) const {
+    if (has_odd_scales) return odd_scale(at);
     return static_cast<float>(global) * static_cast<float>(has_scale_by_expert ? 1 + at[0] : 1);
   }
   void verify(Scene *scene, bool is_exact) const;
@@ -206,7 +216,7 @@ void CodesCase::verify(Scene *scene, bool is_exact) const {
     } else if (scales == Scales::Given) {
       const Index expert = {has_scale_by_expert ? expert_of(at) : 0};
       const float scale = static_cast<float>(value_at(workspace.before(scene->scale), expert));
-      factor = (flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : 1.0f / scale;
+      factor = (flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : inverse_of(scale, 1);
     }
     const float product = static_cast<float>(value_at(plain, at)) * factor;
     const uint8_t expected = code_of(code, product), actual = code_at(out, at);
@@ -280,7 +290,9 @@ void CodesCase::check() const {
     }
   } else if (scales == Scales::Given) {
     scene.scale = workspace.tensor(ROPE_DTYPE_F32, {has_scale_by_expert ? experts() : 1});
-    workspace.fill(scene.scale, [](const Index &at) { return Real{0.011L} * (1 + at[0]); });
+    workspace.fill(scene.scale, [&](const Index &at) {
+      return has_odd_scales ? static_cast<Real>(odd_scale(at)) : Real{0.011L} * (1 + at[0]);
+    });
   }
   if (has_amax) {
     scene.amax = workspace.tensor(ROPE_DTYPE_F32, {1});
@@ -383,6 +395,63 @@ CodesCase nvfp4() {
   return codes;
 }
 
+// Half of the requests have each axis of length 1 with odds of a half.
+CodesCase random_case(uint64_t seed) {
+  Random random(seed);
+  const auto chance = [&](int percent) { return random.below(100) < percent; };
+  const auto between = [&](int64_t low, int64_t high) { return low + random.below(high - low + 1); };
+  const bool has_ones = chance(50);
+  const auto length = [&](int64_t most) { return has_ones && chance(50) ? 1 : between(1, most); };
+  CodesCase codes;
+  codes.dtype = chance(50) ? ROPE_DTYPE_BF16 : chance(50) ? ROPE_DTYPE_F16 : ROPE_DTYPE_F32;
+  codes.code = chance(30) ? ROPE_DTYPE_F4_E2M1X2 : chance(50) ? ROPE_DTYPE_F8_E4M3 : ROPE_DTYPE_F8_E5M2;
+  codes.shape.clear();
+  for (int64_t axes = between(1, 3); axes > 0; --axes) codes.shape.push_back(length(5));
+  codes.shape.push_back(chance(20) ? 32 * between(1, 3) : codes.has_pairs() ? 2 * length(12) : length(24));
+  const size_t ndim = codes.shape.size();
+  const int64_t first = codes.shape[0];
+  if (ndim > 2 && chance(40)) {
+    for (int64_t i = 0; i < first; ++i) codes.expert_rows.push_back(between(-1, codes.shape[1] + 1));
+  } else if (chance(30)) {
+    codes.expert_offsets = {0, between(0, first), between(0, first + 1)};
+  } else if (chance(30)) {
+    codes.num_rows = between(0, first + 1);
+  }
+  const bool has_experts = !codes.expert_rows.empty() || !codes.expert_offsets.empty();
+  codes.has_row_scale = chance(30);
+  if (codes.has_row_scale && codes.expert_rows.empty() && chance(50)) {
+    for (int64_t i = 0; i < first; ++i) codes.row_index.push_back(between(-1, first));
+  }
+  codes.scales = chance(20) ? Scales::None : chance(30) ? Scales::Given : Scales::Written;
+  codes.rows = static_cast<int>(between(codes.expert_rows.empty() ? 1 : 2, static_cast<int64_t>(ndim) - 1));
+  codes.groups = 1;
+  if (codes.scales == Scales::Written) {
+    const bool has_e4m3 = codes.has_pairs() && chance(50);
+    codes.scale_dtype = has_e4m3 ? ROPE_DTYPE_F8_E4M3 : chance(50) ? ROPE_DTYPE_F8_E8M0 : ROPE_DTYPE_F32;
+    if (has_e4m3) codes.global = 37.5;
+    std::vector<int64_t> divisors;
+    const int64_t elements = codes.row_elements();
+    for (int64_t groups = 1; groups <= elements; ++groups) {
+      const bool is_whole = elements % groups == 0 && (!codes.has_pairs() || elements / groups % 2 == 0);
+      if (is_whole) divisors.push_back(groups);
+    }
+    codes.groups = divisors[static_cast<size_t>(random.below(static_cast<int64_t>(divisors.size())))];
+    codes.is_split = codes.groups % 4 == 0 && codes.rows < 3 && chance(50);
+    const int64_t of_tiles = has_e4m3 ? 16 : 32;
+    if (codes.scale_dtype != ROPE_DTYPE_F32 && elements % of_tiles == 0 && chance(60)) {
+      codes.has_tiles = true;
+      codes.is_split = false;
+      codes.groups = elements / of_tiles;
+    }
+  }
+  codes.has_scale_by_expert = has_experts && (codes.scales == Scales::Given || codes.global != 0) && chance(50);
+  codes.has_amax = chance(50);
+  if (chance(30)) codes.bias_dtype = chance(50) ? codes.dtype : ROPE_DTYPE_F32;
+  if (chance(40)) codes.out_placement.gap(static_cast<int>(random.below(static_cast<int64_t>(ndim))), between(1, 8));
+  if (!codes.has_tiles && chance(30)) codes.scale_placement.gap(0, between(1, 3));
+  return codes;
+}
+
 // Whether long launches on the device take millions of elements. Those of a simulated GPU of one multiprocessor do not.
 bool needs_large_matrices(const Device &device) {
 #if defined(ROPE_TEST_SIMULATION)
@@ -440,6 +509,50 @@ TEST_CASE("SwiGLU to codes with a given scale or none", "[swiglu][codes][sanitiz
         codes.out_placement = Placement().order({1, 0, 2}).gap(1, 5).reversed(0);
         codes.check();
       }
+    }
+  }
+}
+
+// rope.h: codes are x * i, and i is 0 for a scale of 0 and the largest number at most.
+TEST_CASE("SwiGLU to codes with given scales that are no positive normal numbers", "[swiglu][codes][fp4][sanitize]") {
+  for (const bool has_pairs : {false, true}) {
+    for (const uint32_t flags : {uint32_t{0}, uint32_t{ROPE_QUANT_FLAG_SCALE_MULTIPLIES}}) {
+      CodesCase codes = has_pairs ? nvfp4() : CodesCase();
+      const int64_t columns = 256;
+      codes.groups = 16;
+      codes.has_odd_scales = codes.has_scale_by_expert = true;
+      codes.flags = has_pairs ? 0 : flags;
+      if (!has_pairs) codes.scales = Scales::Given;
+      // One scale for each of ten experts, in kernels of experts and of any shape.
+      codes.shape = {10, 3, columns};
+      codes.rows = 2;
+      codes.expert_rows = {3, 2, 1, 3, 3, 3, 3, 3, 3, 3};
+      codes.check();
+      codes.dtype = ROPE_DTYPE_F32;
+      codes.check();
+      codes.dtype = ROPE_DTYPE_F16;
+      codes.shape = {20, columns};
+      codes.rows = 1;
+      codes.expert_rows = {};
+      codes.expert_offsets = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20};
+      codes.check();
+      codes.is_zero = true;
+      codes.check();
+    }
+  }
+  // One scale for all, in the kernels of matrices, and of whole groups of 128 channels.
+  for (int64_t odd = 0; odd < 10; ++odd) {
+    INFO("odd scale " << odd);
+    CodesCase codes;
+    codes.scales = Scales::Given;
+    codes.has_odd_scales = true;
+    codes.first_odd_scale = odd;
+    for (const int64_t columns : {256, 200, 37}) {
+      codes.shape = {5, columns};
+      codes.has_amax = false;
+      codes.check();
+      codes.has_amax = true;
+      codes.check();
     }
   }
 }
@@ -583,6 +696,13 @@ TEST_CASE("SwiGLU to codes of any shape, groups longer than a buffer", "[swiglu]
       if (has_gaps) codes.out_placement = Placement().gap(static_cast<int>(form.shape.size()) - 1, 1);
       codes.check();
     }
+  }
+}
+
+TEST_CASE("SwiGLU to codes, random requests", "[swiglu][codes][fp4][random]") {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    INFO("seed " << seed);
+    random_case(seed).check();
   }
 }
 

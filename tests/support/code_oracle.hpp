@@ -83,7 +83,8 @@ inline float scale_of(const ScaleRule &rule, float amax, float global) {
 
 inline float inverse_of(float scale, float global) {
   if (scale == 0) return 0;
-  return std::min(static_cast<float>(static_cast<Real>(global) / scale), std::numeric_limits<float>::max());
+  const auto inverse = static_cast<float>(static_cast<Real>(global) / scale);
+  return std::isinf(inverse) ? std::copysign(std::numeric_limits<float>::max(), inverse) : inverse;
 }
 
 // As the scale is stored.

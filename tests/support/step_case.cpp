@@ -214,6 +214,7 @@ std::string StepCase::describe() const {
       text << " pass cache" << cache->k_pass_placement.describe();
       if (cache->k_pass_dtype) text << ' ' << oracle::dtype_name(cache->k_pass_dtype);
       if (cache->k_pass_scale != Scale::None) text << " scale " << static_cast<int>(cache->k_pass_scale);
+      if (cache->is_k_scale_in_pass_scale) text << " with that of k";
       written("scales", cache->k_pass_scales);
     }
     if (t.factor == RowFactor::None) continue;
@@ -257,6 +258,7 @@ std::string StepCase::describe() const {
   if (quant_flags) text << "; quant flags=" << quant_flags;
   if (scale_floor) text << "; scale floor=" << scale_floor;
   if (quant_rounding) text << "; quant rounding=" << quant_rounding;
+  if (has_odd_scales) text << "; odd scales";
   if (rounds_each) text << "; rounding each";
   if (has_amax) text << "; amax";
   if (has_fault) text << "; fault";
@@ -407,7 +409,10 @@ void StepCase::build_scales(Scene *scene) const {
 rope_tensor_t StepCase::build_scale(Scene *scene, Scale scale, int64_t heads, const Placement &placement) const {
   Workspace &workspace = scene->workspace;
   const rope_tensor_t tensor = workspace.tensor(ROPE_DTYPE_F32, {scale == Scale::One ? 1 : heads}, placement);
-  workspace.fill(tensor, [&](const Index &) {
+  workspace.fill(tensor, [&](const Index &) -> Real {
+    constexpr Real odd[] = {0,          -0.0L, 0x1p-149L, 0x3p-128L, -0x1p-149L,
+                            -0x3p-130L, -0.5L, 0x1p-126L, 3.4e38L,   std::numeric_limits<Real>::quiet_NaN()};
+    if (has_odd_scales) return odd[workspace.random().below(sizeof odd / sizeof *odd)];
     return std::ldexp(workspace.random().uniform(1, 2), static_cast<int>(workspace.random().below(16)) - 12);
   });
   return tensor;
@@ -430,6 +435,7 @@ void StepCase::build_quant(Scene *scene) const {
   if (cache && cache->k_pass_scale != Scale::None) {
     is_needed = true;
     scene->pass_scale = args.k_pass_scale = build_scale(scene, cache->k_pass_scale, k.heads, {});
+    if (cache->is_k_scale_in_pass_scale) scene->scales[1] = args.k_scale = narrow(scene->pass_scale, 0, 0, 1);
   }
   if (has_amax) {
     args.amax_out = workspace.tensor(ROPE_DTYPE_F32, {3}, Placement().gap(0, 1));
@@ -965,7 +971,10 @@ struct StepCase::Model {
   float static_factor(const rope_tensor_t &scales, int64_t head) const {
     if (scales.ndim == 0) return 1;
     const auto scale = static_cast<float>(value_at(scales, {scales.shape[0] == 1 ? 0 : head}));
-    return (step.quant_flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0 ? scale : 1 / scale;
+    if ((step.quant_flags & ROPE_QUANT_FLAG_SCALE_MULTIPLIES) != 0) return scale;
+    if (scale == 0) return 0;
+    const auto inverse = static_cast<float>(oracle::nearest(ROPE_DTYPE_F32, 1 / static_cast<Real>(scale)));
+    return std::isinf(inverse) ? std::copysign(std::numeric_limits<float>::max(), inverse) : inverse;
   }
 
   // The formula of rope.h, which tries one power of two after another.

@@ -99,6 +99,7 @@ struct StepCache {
   rope_dtype_t k_pass_dtype = 0;  // 0: the data's type
   Placement k_pass_placement;
   Scale k_pass_scale = Scale::None;
+  bool is_k_scale_in_pass_scale = false;  // k's scale, [1], is the first of k_pass_scale
   WrittenScales k_pass_scales;
   uint32_t flags = 0;
   rope_dtype_t integer_dtype = ROPE_DTYPE_I32;
@@ -149,6 +150,7 @@ struct StepCase {
   double scale_floor = 0;
   int32_t quant_rounding = 0;
   bool has_amax = false;
+  bool has_odd_scales = false;  // static scales are 0, negative, subnormal, the largest number or NaN
 
   // The value of each element of q, k and v (tensors 0 to 2) instead of random values.
   std::function<oracle::Real(int tensor, int64_t token_number, int64_t head, int64_t channel)> values;

@@ -124,9 +124,21 @@ ROPE_HOST_DEVICE float to_float(Float8E4M3 code) {
   return float_of(sign | (magnitude < 8 ? bits_of(subnormal) : normal));
 }
 
-// The factor of values before they are rounded to 8 or 4 bits.
+constexpr float kMaxCodeFactor = 3.40282347e38f;
+
+// global / scale, a factor of values: 0 for a scale of 0, the largest F32 where it is above that. Scale and global have
+// the same sign.
+ROPE_HOST_DEVICE float written_code_factor(float scale, float global = 1.0f) {
+  if (scale == 0) return 0;
+  const float factor = global / scale;
+  return factor > kMaxCodeFactor ? kMaxCodeFactor : factor;
+}
+
+// The factor of values before they are rounded to 8 or 4 bits, from a static scale, which may be any number.
 ROPE_HOST_DEVICE float code_factor(float scale, bool multiplies) {
-  return multiplies ? scale : 1.0f / scale;
+  if (multiplies) return scale;
+  const float factor = written_code_factor(scale);
+  return factor < -kMaxCodeFactor ? -kMaxCodeFactor : factor;
 }
 
 // The format of a written scale.
@@ -141,15 +153,6 @@ struct GroupScale {
   uint32_t bits;  // bits of the scale as F32 or E8M0
   float factor;   // the group's values are multiplied by it
 };
-
-constexpr float kMaxCodeFactor = 3.40282347e38f;
-
-// global / scale: 0 for a scale of 0, the largest F32 where it is above that.
-ROPE_HOST_DEVICE float written_code_factor(float scale, float global = 1.0f) {
-  if (scale == 0) return 0;
-  const float factor = global / scale;
-  return factor > kMaxCodeFactor ? kMaxCodeFactor : factor;
-}
 
 // The scale of a group by the bits of its largest magnitude. The largest code is max_code; the form is not kE4M3. A
 // NaN makes it and all codes NaN, an infinity it infinite.
