@@ -69,10 +69,11 @@
  *     gate = -1.278, is within 8 ulp of its larger term. Products of some of the factors may be subnormal: allow four
  *     times the smallest number times the product of those factors that exceed 1. In grad_gate |alpha * gate| is one of
  *     them, and with GeGLU by tanh so is 1.6 + 0.214 gate^2, the slope of tanh's argument: s of very low gates is
- *     subnormal itself. Finite inputs of any size never give NaN. GeGLU has these bounds too, except that grad_gate is
- *     within 12 ulp. A soft cap adds 4 ulp, and in the gradient of the tensor x that it caps 4 * |x / cap| more. With
- *     F16 and BF16 data, a result that contains GeGLU, a soft cap or a limit of the activation may have a further error
- *     of 2^-15 of itself, and a capped up one of 2^-15 of itself before up_offset is added; there backward's `out` may
+ *     subnormal itself. Finite inputs of any size never give NaN; but where a result is beyond all numbers, and so
+ *     infinite, its code may be NaN by rope_quant_args_t. GeGLU has these bounds too, except that grad_gate is within
+ *     12 ulp. A soft cap adds 4 ulp, and in the gradient of the tensor x that it caps 4 * |x / cap| more. With F16 and
+ *     BF16 data, a result that contains GeGLU, a soft cap or a limit of the activation may have a further error of
+ *     2^-15 of itself, and a capped up one of 2^-15 of itself before up_offset is added; there backward's `out` may
  *     differ from forward's by as much. In all other cases CPU and CUDA agree to 16 ulp before the rounding, as do
  *     processors of different instruction sets (rope_build_info names the one in use). A device or an instruction set
  *     gives the same bits whatever the thread count, the vector width or the launch.
@@ -428,7 +429,7 @@ enum {
   /* rope_backward: the gradients are added to the present values of the outputs instead of replacing them: one sum for
    * each element in the arithmetic of the call, rounded once to the output's dtype. Channels outside the window are
    * added too. Each tensor needs an output of its own: an absent one, or one that is its input, is INVALID_ARGUMENT, as
-   * is the flag in rope_forward. */
+   * is the flag in rope_forward. An output without elements may have any address. */
   ROPE_FLAG_ACCUMULATE = 8
 };
 
@@ -543,6 +544,9 @@ enum {
  * exceeds that. A NaN among the values gives a NaN scale (F8_E8M0: 255) and NaN codes. An infinity gives an infinite
  * scale (F8_E8M0: 254), NaN codes for infinities and 0 for the other values. Scales of F8_E4M3 have no infinity and are
  * 448 in this case.
+ *
+ * A static scale should be a positive normal number. The i of any other has these bounds too: it is 0 for a scale of 0,
+ * and for the smallest scales the largest F32, with their sign. A scale that is NaN gives NaN codes.
  *
  * A product becomes a code by rounding to nearest even. Products beyond the largest number of the type, infinities too,
  * become that number; NaN becomes 0x7f (types of 4 bits: 6). Backward: absent, and outputs have more than 8 bits. */
@@ -876,8 +880,9 @@ enum {
 enum {
   /* The activation is rounded to dtype before it is multiplied by up (torch, vLLM, Liger). With F16 and BF16 data
    * SwiGLU's is then g / (1 + exp(-alpha * g)), each operation rounded to fp32: on CUDA with the bits of
-   * torch.nn.functional.silu; on the CPU at most 1 in 10^4 of them differ, by one step. The gradient of gate is that of
-   * the activation without this rounding. */
+   * torch.nn.functional.silu; on the CPU at most 1 in 10^4 of them differ, by one step. A finite activation beyond the
+   * largest number of dtype, which only a gate with a bias can have, becomes that number. The gradient of gate is that
+   * of the activation without this rounding. */
   SWIGLU_PRODUCT_ROUND_ACTIVATION = 1
 };
 
