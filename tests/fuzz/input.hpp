@@ -13,7 +13,9 @@
 
 class Input {
  public:
-  Input(const uint8_t *data, size_t size) : data_(data), end_(data + size) {}
+  Input(const uint8_t *data, size_t size) : data_(data), end_(data + size) {
+    if (size >= 2) thin_ = static_cast<uint32_t>(data[size - 2] << 8 | data[size - 1]);
+  }
 
   bool is_used_up() const { return data_ == end_; }
 
@@ -29,6 +31,13 @@ class Input {
   }
   int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool chance(int percent) { return next() >= 256 - 256 * percent / 100; }
+
+  // The length of an axis: in half of the inputs 1 with odds of a half, as their last two bytes have it.
+  int64_t length(int64_t given) {
+    const bool is_one = (thin_ & 1) != 0 && (thin_ >> ++axes_ & 1) != 0;
+    axes_ %= 15;
+    return is_one ? 1 : given;
+  }
 
   // The first value is the simplest.
   template <class Value>
@@ -89,6 +98,8 @@ class Input {
   uint8_t next() { return data_ == end_ ? 0 : *data_++; }
 
   const uint8_t *data_, *end_;
+  uint32_t thin_ = 0;
+  int axes_ = 0;
 };
 
 #endif

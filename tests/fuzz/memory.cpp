@@ -234,7 +234,12 @@ bool Memory::allocate(int64_t max_elements) {
                                                random_.bits());
   }
   constexpr uintptr_t nowhere = uintptr_t{1} << 46;
+  const bool has_null = random_.below(2) == 0;
   for (const Place &place : places_) {
+    if (has_null && is_empty(*place.tensor)) {  // as torch has it for every empty tensor
+      place.tensor->data = nullptr;
+      continue;
+    }
     const Group &group = groups_[place.group];
     std::byte *const first = is_small ? group.block->payload() : nullptr;
     const auto ahead = group.lead - static_cast<int64_t>(is_small ? extents[place.group].low : 0) + place.offset;

@@ -208,8 +208,8 @@ class Request {
   }
 
   void draw_sizes() {
-    batches_ = config_.is_thd() ? 1 : in_.one_of<int64_t>({1, 2, 3, 1, 2, 3, 2, 0});
-    tokens_ = in_.one_of<int64_t>({1, 2, 3, 4, 5, 6, 7, 0});
+    batches_ = config_.is_thd() ? 1 : in_.length(in_.one_of<int64_t>({1, 2, 3, 1, 2, 3, 2, 0}));
+    tokens_ = in_.length(in_.one_of<int64_t>({1, 2, 3, 4, 5, 6, 7, 0}));
     if (in_.chance(3)) tokens_ = in_.integer();
   }
 
@@ -220,7 +220,7 @@ class Request {
     int64_t all_heads = 0;
     rope_tensor_t *const tensors[3][2] = {{&args_.q, &args_.q_out}, {&args_.k, &args_.k_out}, {&args_.v, &args_.v_out}};
     for (int i = 0; i < count; ++i) {
-      const int64_t heads = in_.one_of<int64_t>({1, 2, 3, 1, 2, 3, 4, 0});
+      const int64_t heads = in_.length(in_.one_of<int64_t>({1, 2, 3, 1, 2, 3, 4, 0}));
       rope_tensor_t *const tensor = tensors[i][0];
       switch (config.layout) {
         case ROPE_LAYOUT_SBHD:
@@ -302,7 +302,7 @@ class Request {
     const bool by_token = in_.chance(40), are_angles = in_.chance(35);
     const int64_t axes = config_.num_axes(), pairs = config_.pairs();
     const int64_t columns = in_.one_of({pairs, 2 * pairs, axes > 0 ? pairs / axes : pairs});
-    const int64_t rows = by_token ? tokens_ : in_.between(0, 9);
+    const int64_t rows = by_token ? tokens_ : in_.length(in_.between(0, 9));
     const int64_t axis_rows = in_.chance(25) ? 1 : axes;
     const int64_t batch_rows = in_.chance(25) ? 1 : batches_;
     const rope_dtype_t dtype = floats[in_.below(are_angles ? 3 : 4)];

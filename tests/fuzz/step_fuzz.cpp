@@ -67,8 +67,8 @@ class Request {
     cache_.struct_size = sizeof cache_;
     quant_.struct_size = sizeof quant_;
     input_.struct_size = sizeof input_;
-    batches_ = is_thd() ? 1 : in_.one_of<int64_t>({1, 2, 3, 0});
-    tokens_ = in_.one_of<int64_t>({1, 2, 3, 4, 5, 6, 7, 0});
+    batches_ = is_thd() ? 1 : in_.length(in_.one_of<int64_t>({1, 2, 3, 0}));
+    tokens_ = in_.length(in_.one_of<int64_t>({1, 2, 3, 4, 5, 6, 7, 0}));
     draw_tensors();
     draw_angles();
     if (config.norm != 0 ? !in_.chance(3) : in_.chance(3)) draw_norm();
@@ -166,7 +166,7 @@ class Request {
     rope_tensor_t *const tensors[3][2] = {{&args_.q, &args_.q_out}, {&args_.k, &args_.k_out}, {&args_.v, &args_.v_out}};
     for (int i = 0; i < 3; ++i) {
       if (in_.chance(25)) continue;
-      heads_[i] = in_.one_of<int64_t>({1, 2, 3, 0});
+      heads_[i] = in_.length(in_.one_of<int64_t>({1, 2, 3, 0}));
       widths_[i] = in_.chance(20) ? window() : i == 2 && in_.chance(30) ? in_.between(1, 40) : config_.head_dim;
       rope_tensor_t *const tensor = tensors[i][0];
       const bool has_others = window() < config_.head_dim && widths_[i] == config_.head_dim;
@@ -231,7 +231,7 @@ class Request {
       args_.positions = {};
       args_.position_offset = 0;
     }
-    const int64_t rows = by_token ? tokens_ : in_.between(0, 9), columns = window() / 2;
+    const int64_t rows = by_token ? tokens_ : in_.length(in_.between(0, 9)), columns = window() / 2;
     for (rope_tensor_t *table : {&args_.cos, &args_.sin}) {
       if (by_token && has_axes) {
         set(table, ROPE_DTYPE_F32, {config_.num_axes, rows, columns}, true);
@@ -270,7 +270,7 @@ class Request {
     for (int i = 0; i < 3; ++i) {
       if ((heads_[i] < 0 || (bits >> i & 1) == 0) && !in_.chance(3)) continue;
       if (!in_.chance(3)) set_rows(inputs[i], config_.dtype, i, true);
-      const int64_t runs = in_.between(1, 5);
+      const int64_t runs = in_.length(in_.between(1, 5));
       for (int bias = 0; i < 2 && bias < 2; ++bias) {
         if (bias == 1 && config_.norm != ROPE_NORM_LAYER && !in_.chance(3)) continue;
         if (in_.chance(40)) continue;
@@ -294,8 +294,8 @@ class Request {
   void draw_cache() {
     has_cache_ = true;
     if (in_.chance(20)) cache_.flags = ROPE_CACHE_FLAG_SKIP_SLOT_0;
-    pages_ = in_.one_of<int64_t>({2, 1, 3, 4, 5, 0});
-    entries_ = in_.one_of<int64_t>({3, 1, 2, 4, 5, 0});
+    pages_ = in_.length(in_.one_of<int64_t>({2, 1, 3, 4, 5, 0}));
+    entries_ = in_.length(in_.one_of<int64_t>({3, 1, 2, 4, 5, 0}));
     for (int i = 1; i < 3; ++i) {
       if (heads_[i] < 0 ? !in_.chance(2) : in_.chance(20)) continue;
       const bool is_narrow = config_.dtype == ROPE_DTYPE_F32 && in_.chance(40);

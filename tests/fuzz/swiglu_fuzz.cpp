@@ -238,6 +238,7 @@ class Request {
       shape[axis] = axis < ndim - 1  ? in_.one_of<int64_t>({1, 2, 3, 4, 1, 2, 3, 4, 0})
                     : in_.chance(15) ? 16 * in_.between(1, 6)
                                      : in_.between(1, 40);
+      shape[axis] = in_.length(shape[axis]);
     }
     if (ndim > 1 && in_.chance(6)) shape[in_.below(ndim - 1)] = 32;
     if (in_.chance(3)) shape[in_.below(ndim)] = in_.integer();
@@ -262,7 +263,7 @@ class Request {
     if (has_expert_rows) set(expert_rows, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, shape);
     int64_t experts = shape[0];
     if (has_offsets) {
-      experts = in_.between(1, 5);
+      experts = in_.length(in_.between(1, 5));
       const int64_t entries = experts + 1;
       set(expert_offsets, in_.chance(50) ? ROPE_DTYPE_I64 : ROPE_DTYPE_I32, 1, &entries);
     }
