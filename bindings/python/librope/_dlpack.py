@@ -10,6 +10,7 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 from . import _abi
 
+MAX_NDIM = 4
 MAX_VERSION = (1, 0)
 FLAG_READ_ONLY = 1
 FLAG_IS_COPIED = 2
@@ -117,6 +118,11 @@ def read(capsule: Any) -> Contents:
         is_read_only = False
     else:
         raise BufferError("its __dlpack__ did not return a DLPack capsule, or one that was consumed")
+    # The arrays of a producer that lies about their length are not read.
+    if not 1 <= tensor.ndim <= MAX_NDIM:
+        raise ValueError(f"it has {tensor.ndim} axes: librope takes 1 to {MAX_NDIM}")
+    if not tensor.shape:
+        raise BufferError("its DLPack shape is NULL")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     stride = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else compact_strides(shape)
     return Contents(

@@ -215,6 +215,14 @@ def bits_of(names: Dict[str, int], field: str, value: Union[str, int, Iterable[U
     return bits
 
 
+FOREIGN = "librope reads the machine's byte order only"
+
+
+def is_foreign(dtype: Any) -> bool:
+    """Whether a dtype object of NumPy has another byte order than the machine."""
+    return not getattr(dtype, "isnative", True)
+
+
 def dtype_number(value: Any) -> int:
     """The number of a Dtype, of its name, or of another library's dtype object."""
     if isinstance(value, int):
@@ -224,6 +232,8 @@ def dtype_number(value: Any) -> int:
     elif isinstance(value, type):  # numpy.float32, jax.numpy.bfloat16
         name = value.__name__
     else:  # numpy.dtype has a name; torch.dtype prints as torch.float32
+        if is_foreign(value):
+            raise ValueError(f"dtype is {value.str!r}: {FOREIGN}")
         name = getattr(value, "name", None) or getattr(getattr(value, "dtype", None), "name", None) or str(value)
     number = DTYPES.get(name.lower().rpartition(".")[2])
     if number is None:

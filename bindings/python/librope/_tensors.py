@@ -16,10 +16,10 @@ from ctypes import c_uint64
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi, _calls, _cuda, _dlpack
-from ._enums import DTYPES, Device, device_name, dtype_number
-from ._integers import integer_for
+from ._enums import DTYPES, FOREIGN, Device, device_name, dtype_number, is_foreign
+from ._integers import integer, integer_for
 
-MAX_NDIM = 4
+MAX_NDIM = _dlpack.MAX_NDIM
 _LEGACY_DEFAULT_STREAM = {0, 1}  # CUDA's handles of it; the protocols use the number 1
 
 # rope_tensor_t with its arrays unrolled. It is packed at once: ctypes takes several times as long for the members.
@@ -43,8 +43,8 @@ _dtype_numbers: Dict[Any, int] = {}  # by dtype object: reading the name of a dt
 def _number_of_dtype(dtype: Any) -> int:
     number = _dtype_numbers.get(dtype)
     if number is None:
-        if not getattr(dtype, "isnative", True):
-            raise TypeError(f"its dtype is {dtype.str}: librope reads the machine's byte order only")
+        if is_foreign(dtype):
+            raise TypeError(f"its dtype is {dtype.str}: {FOREIGN}")
         name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
         number = DTYPES.get(name)
         if number is None:
@@ -205,12 +205,13 @@ def _view_of_dlpack(x: Any, reader: "Reader") -> View:
         contents.capsule)
 
 
-def _device_of_dlpack(device_type: Any, device_id: int) -> Tuple[int, int]:
-    device_type = int(getattr(device_type, "value", device_type))  # some producers return an enumerator
+def _device_of_dlpack(device_type: Any, device_id: Any) -> Tuple[int, int]:
+    # Some producers return an enumerator.
+    device_type = integer("its DLPack device type", getattr(device_type, "value", device_type))
     if device_type in (_dlpack.CPU, _dlpack.CUDA_HOST):
         return Device.CPU, 0
     if device_type in (_dlpack.CUDA, _dlpack.CUDA_MANAGED):
-        return Device.CUDA, device_id
+        return Device.CUDA, integer("its DLPack device", device_id)
     raise TypeError(f"its DLPack device type is {device_type}: librope has 1 (CPU) and 2 (CUDA)")
 
 
@@ -242,21 +243,63 @@ class _Jax:
         pass
 
 
+# Without the byte order
 _TYPESTRS = {
-    "<f4": _abi.ROPE_DTYPE_F32,
-    "<f2": _abi.ROPE_DTYPE_F16,
-    "<f8": _abi.ROPE_DTYPE_F64,
-    "<i4": _abi.ROPE_DTYPE_I32,
-    "<i8": _abi.ROPE_DTYPE_I64,
+    "f4": _abi.ROPE_DTYPE_F32,
+    "f2": _abi.ROPE_DTYPE_F16,
+    "f8": _abi.ROPE_DTYPE_F64,
+    "i4": _abi.ROPE_DTYPE_I32,
+    "i8": _abi.ROPE_DTYPE_I64,
 }
 # ml_dtypes gives these typestrs to several types each; the array's dtype has the name.
-_TYPESTRS_OF_MANY = {"V2", "V1", "f1"}
-_NAMED = {
-    "bfloat16": _abi.ROPE_DTYPE_BF16,
-    "float8_e4m3fn": _abi.ROPE_DTYPE_F8_E4M3,
-    "float8_e5m2": _abi.ROPE_DTYPE_F8_E5M2,
-    "float8_e8m0fnu": _abi.ROPE_DTYPE_F8_E8M0,
-}
+_TYPESTRS_OF_MANY = {"V2": ("bfloat16",), **dict.fromkeys(("V1", "f1"), (
+    "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"))}
+
+
+class _Interface:
+    """Reads an __array_interface__ or __cuda_array_interface__. Python counts True as 1; here only integers are
+    numbers."""
+
+    def __init__(self, x: Any, name: str) -> None:
+        entries: Any = getattr(x, name)
+        if not isinstance(entries, dict):
+            raise TypeError(f"its {name} is {entries!r}: it must be a dict")
+        self.entries: Dict[str, Any] = entries
+        self.dtype_name: str = getattr(getattr(x, "dtype", None), "name", "")
+
+    def integers(self, entry: str) -> Tuple[int, ...]:
+        values: Any = self.entries.get(entry)
+        if not isinstance(values, (tuple, list)):
+            raise TypeError(f"its {entry} is {values!r}: it must be a tuple of integers")
+        return tuple([integer(f"its {entry}[{i}]", value) for i, value in enumerate(values)])
+
+    def dtype(self) -> Tuple[int, int]:
+        """The number of the dtype, and the bytes of an element."""
+        typestr: Any = self.entries.get("typestr")
+        if not isinstance(typestr, str):
+            raise TypeError(f"its typestr is {typestr!r}: it must be a str")
+        order, kind = typestr[:1], typestr[1:]
+        if order == ">":
+            raise TypeError(f"its typestr is {typestr!r}: {FOREIGN}")
+        number = _TYPESTRS.get(kind) if order == "<" else None
+        if self.dtype_name in _TYPESTRS_OF_MANY.get(kind, ()):
+            number = DTYPES[self.dtype_name]
+        if number is None:
+            raise TypeError(f"its typestr is {typestr!r}: librope has none such")
+        return number, int(kind[1:])
+
+    def address(self) -> Tuple[int, bool]:
+        """The address of the first element, 0 if there is none, and whether it is read-only."""
+        data: Any = self.entries.get("data")
+        if data is None or self.entries.get("mask") is not None:
+            raise TypeError("its array interface names no pointer, or a mask")
+        if not isinstance(data, (tuple, list)) or len(data) != 2:
+            raise TypeError(f"its data is {data!r}: it must be an address, and whether it is read-only")
+        return 0 if data[0] is None else integer("its data[0]", data[0]), bool(data[1])
+
+    def stream(self) -> Optional[int]:
+        stream: Any = self.entries.get("stream")
+        return None if stream is None else integer_for(c_uint64, "its array interface", "stream", stream)
 
 
 class _Protocols:
@@ -283,40 +326,35 @@ class _Protocols:
             ordinal = getattr(getattr(holder, "device", None), "id", None)
             if isinstance(ordinal, int):
                 return ordinal
-        data = x.__cuda_array_interface__.get("data")
-        return _cuda.ordinal_of(data[0]) if data and data[0] else 0
+        address, _ = _Interface(x, "__cuda_array_interface__").address()
+        return _cuda.ordinal_of(address) if address else 0
 
     @staticmethod
     def stream_of(x: Any, ordinal: int) -> int:
-        if hasattr(x, "__dlpack__"):
-            return 0
-        return x.__cuda_array_interface__.get("stream") or 0
+        return 0 if hasattr(x, "__dlpack__") else _Interface(x, "__cuda_array_interface__").stream() or 0
 
     @staticmethod
     def view_of(x: Any, reader: "Reader") -> View:
-        kind, ordinal = _Protocols.device_of(x)
         if hasattr(x, "__dlpack__"):
             return _view_of_dlpack(x, reader)
-        interface = x.__cuda_array_interface__ if kind == Device.CUDA else x.__array_interface__
-        typestr = interface["typestr"]
-        dtype = _TYPESTRS.get(typestr)
-        if dtype is None and typestr[1:] in _TYPESTRS_OF_MANY:
-            dtype = _NAMED.get(getattr(getattr(x, "dtype", None), "name", ""))
-        if dtype is None:
-            raise TypeError(f"its typestr is {typestr!r}: librope has none such")
-        if interface.get("data") is None or interface.get("mask") is not None:
-            raise TypeError("its array interface names no pointer, or a mask")
-        data, is_read_only = interface["data"]
-        shape = tuple(interface["shape"])
-        byte_strides = interface.get("strides")
-        if byte_strides is None:
+        kind, ordinal = _Protocols.device_of(x)
+        is_on_cuda = kind == Device.CUDA
+        interface = _Interface(x, "__cuda_array_interface__" if is_on_cuda else "__array_interface__")
+        dtype, item_size = interface.dtype()
+        data, is_read_only = interface.address()
+        if is_on_cuda and not data and reader.kind == kind:  # without memory it is on no other device
+            ordinal = reader.ordinal
+        shape = interface.integers("shape")
+        if interface.entries.get("strides") is None:
             stride = _dlpack.compact_strides(shape)
         else:
-            stride = _strides_in_elements(tuple(byte_strides), int(typestr[2:]))
-        producer = interface.get("stream")
+            stride = _strides_in_elements(interface.integers("strides"), item_size)
+            if len(stride) != len(shape):
+                raise ValueError(f"its strides are {stride} elements: its shape {shape} needs one for each axis")
+        producer = interface.stream()
         if producer not in (None, reader.stream) and not {producer, reader.stream} <= _LEGACY_DEFAULT_STREAM:
             _cuda.synchronize(ordinal, producer)
-        return View(data or 0, dtype, shape, stride, kind, ordinal, bool(is_read_only), interface)
+        return View(data, dtype, shape, stride, kind, ordinal, is_read_only, interface.entries)
 
     @staticmethod
     def empty_like(x: Any, zeroed: bool, stream: Optional[int], channels: int = 0) -> Any:

@@ -2,8 +2,10 @@
 # test_protocols.py - DLPack capsules and array interfaces, and which side frees them
 from __future__ import annotations
 
+import array
 import ctypes
 import gc
+import re
 import sys
 import types
 import unittest
@@ -13,7 +15,7 @@ import support  # noqa: F401
 from support import numpy
 
 import librope
-from librope import RopeDesc, _dlpack
+from librope import RopeDesc, _abi, _dlpack, _tensors
 
 _new = ctypes.pythonapi.PyCapsule_New
 _new.restype = ctypes.py_object
@@ -29,7 +31,8 @@ class Producer:
     """Exports an array through DLPack, and counts its exports and the calls of its deleter."""
 
     def __init__(self, array, is_versioned=True, flags=0, version=(1, 0), device=(1, 0), knows_versions=True,
-                 omits_strides=False, byte_offset=0, code=None):
+                 omits_strides=False, byte_offset=0, code=None, **entries):
+        self.entries = entries  # of the DLTensor, instead of the array's
         self.code = _CODES[array.dtype.kind] if code is None else code
         self.array, self.device, self.byte_offset, self.omits_strides = array, device, byte_offset, omits_strides
         self.is_versioned, self.flags, self.version, self.knows_versions = is_versioned, flags, version, knows_versions
@@ -52,6 +55,8 @@ class Producer:
             data=array.__array_interface__["data"][0] - self.byte_offset, device_type=self.device[0],
             device_id=self.device[1], ndim=array.ndim, code=self.code, bits=array.itemsize * 8, lanes=1,
             shape=shape, strides=None if self.omits_strides else strides, byte_offset=self.byte_offset)
+        for name, value in self.entries.items():
+            setattr(tensor, name, value)
         if self.is_versioned:
             managed = _dlpack.DLManagedTensorVersioned(
                 major=self.version[0], minor=self.version[1], flags=self.flags, dl_tensor=tensor)
@@ -185,6 +190,37 @@ class DlpackTest(unittest.TestCase):
                 self.desc.forward(producer, out=out)
             gc.collect()
             self.assertEqual(producer.deletions, producer.exports)
+        for error, text, entries in (
+                (TypeError, "code 2, 31 bits, 1 lanes", dict(bits=31)),
+                (TypeError, "code 2, 0 bits", dict(bits=0)),
+                (TypeError, "code 2, 32 bits, 0 lanes", dict(lanes=0)),
+                (TypeError, "code 2, 32 bits, 4 lanes", dict(lanes=4)),
+                (TypeError, "code 17, 4 bits, 1 lanes", dict(code=17, bits=4)),
+                (TypeError, "code 17, 4 bits, 65535 lanes", dict(code=17, bits=4, lanes=65535)),
+                (TypeError, "code 1, 32 bits", dict(code=1)),
+                (TypeError, "code 6, 32 bits", dict(code=6)),  # bool
+                (ValueError, "it has 0 axes", dict(ndim=0)),
+                (ValueError, "it has -1 axes", dict(ndim=-1)),
+                (ValueError, "it has 2147483647 axes: librope takes 1 to 4", dict(ndim=2**31 - 1)),
+                (BufferError, "its DLPack shape is NULL", dict(shape=None)),
+                (ValueError, "shape", dict(shape=(ctypes.c_int64 * 3)(5, -2, 16))),
+                (ValueError, "shape", dict(shape=(ctypes.c_int64 * 3)(5, 2**62, 16))),
+                (ValueError, ": its shape is .* at 0x1f{15}e: ", dict(data=2**64 - 1, byte_offset=2**64 - 1)),
+        ):
+            with self.subTest(text, **entries), self.assertRaisesRegex(error, "^rope_forward: q.*" + text):
+                self.desc.forward(Producer(self.x, omits_strides="shape" in entries, **entries), out=out)
+        for device, text in (((True, 0), "q: its DLPack device type is True: it must be an integer"),
+                             ((1.0, 0), "q: its DLPack device type is 1.0"), ((2, True), "q: its DLPack device is True"),
+                             ((2, None), "q: its DLPack device is None")):
+            producer = Producer(self.x)
+            producer.device = device
+            with self.subTest(text), self.assertRaisesRegex(TypeError, "^rope_forward: " + text):
+                self.desc.forward(producer, out=out)
+        for ordinal in (-1, 2**31, -2**80):
+            producer = Producer(self.x)
+            producer.device = 2, ordinal
+            with self.subTest(ordinal), self.assertRaisesRegex((ValueError, librope.Error), "cuda|CUDA|device_index"):
+                self.desc.forward(producer, out=out)
         consumed = Producer(self.x)
         consumed.__class__ = type("Consumed", (Producer,), {"__dlpack__": lambda self, **keywords: None})
         with self.assertRaisesRegex(BufferError, "did not return a DLPack capsule"):
@@ -252,6 +288,125 @@ class InterfaceTest(unittest.TestCase):
         ):
             with self.subTest(text), self.assertRaisesRegex((TypeError, ValueError), text):
                 self.desc.forward(source, out=source)
+
+    def test_what_is_no_integer(self):
+        """Python counts True as 1, and bytes as numbers."""
+        x, address = self.x[:1], self.x.__array_interface__["data"][0]
+        cases = [
+            ("shape[0] is True: it must be an integer", dict(shape=(True, 2, 16))),
+            ("shape[2] is 16.0", dict(shape=(1, 2, 16.0))),
+            ("shape[1] is '2'", dict(shape=(1, "2", 16))),
+            ("shape[0] is None", dict(shape=(None, 2, 16))),
+            ("shape is None: it must be a tuple of integers", dict(shape=None)),
+            ("shape is 3", dict(shape=3)),
+            ("shape is b'123'", dict(shape=b"123")),
+            ("strides[0] is False", dict(strides=(False, 128, 8))),
+            ("strides[1] is 128.0", dict(strides=(256, 128.0, 8))),
+            ("strides is 8", dict(strides=8)),
+            ("data is b'12': it must be an address", dict(data=b"12")),
+            ("data is 256", dict(data=256)),
+            ("data is (256,)", dict(data=(256,))),
+            ("data[0] is True", dict(data=(True, False))),
+            ("data[0] is 4096.0", dict(data=(4096.0, False))),
+            ("typestr is None: it must be a str", dict(typestr=None)),
+            ("typestr is b'<f4'", dict(typestr=b"<f4")),
+            ("shape[0] is", dict(shape=(numpy.bool_(True), 2, 16))),
+        ]
+        for text, entries in cases:
+            for name in ("__array_interface__", "__cuda_array_interface__"):
+                source = Interface(name, **{**array_interface(x, version=3).__array_interface__, **entries})
+                source.device = types.SimpleNamespace(id=0)  # of the second interface
+                if name.startswith("__cuda") and "stream" not in entries:
+                    source.__cuda_array_interface__["stream"] = 1
+                with self.subTest(text, name=name), self.assertRaisesRegex(
+                        TypeError, "^rope_forward: q: its " + re.escape(text)):
+                    self.read(source)
+        for given in (None, [], "interface"):
+            source = array_interface(x)
+            source.__array_interface__ = given
+            with self.subTest(given=given), self.assertRaisesRegex(TypeError, "__array_interface__ is .*: it must be a dict"):
+                self.desc.forward(source, out=source)
+        for missing in ("shape", "typestr", "data"):
+            source = array_interface(x)
+            del source.__array_interface__[missing]
+            with self.subTest(missing=missing), self.assertRaisesRegex(TypeError, f"rope_forward: q: its .*{missing}|pointer"):
+                self.desc.forward(source, out=source)
+        source = Interface("__cuda_array_interface__", data=(address, False), shape=(1, 2, 16), typestr="<f4", version=3)
+        source.device = types.SimpleNamespace(id=0)
+        for error, stream in ((TypeError, True), (TypeError, 1.0), (TypeError, "1"), (ValueError, -1), (ValueError, 2**64)):
+            source.__cuda_array_interface__["stream"] = stream
+            with self.subTest(stream=stream), self.assertRaisesRegex(error, f"stream is {stream!r}: it must be"):
+                self.read(source)
+
+    def read(self, x):
+        """Reads a tensor without a call, as if there were a GPU."""
+        reader = _tensors.Reader("rope_forward", "q", x, None)
+        reader.read(_abi.rope_args_t(), "q", x)
+
+    def test_numbers_that_are_wrong(self):
+        out = numpy.zeros((5, 2, 16), numpy.float32)
+        for text, entries in (
+                ("q has shape|q.shape", dict(shape=(-5, 2, 16))),
+                ("q: its shape is .* and its strides are", dict(shape=(5, 2**62, 16))),
+                ("q: its shape is .* argument out of range|format requires", dict(shape=(5, 2**63, 16))),
+                ("q: its shape is .* and its strides are", dict(strides=(2**70, 128, 8))),
+                ("q: its shape is .* at -0x10: ", dict(data=(-16, False))),
+                ("q: its shape is .* at 0x1000", dict(data=(2**64, False))),
+                ("q: its strides are .*: its shape .* needs one for each axis", dict(strides=(128, 8))),
+                ("q: its strides are .*: its shape .* needs one for each axis", dict(strides=(256, 128, 8, 8))),
+                ("q: it has 0 axes", dict(shape=(), strides=())),
+                ("q: it has 5 axes", dict(shape=(1,) * 5, strides=(4,) * 5)),
+        ):
+            with self.subTest(text, **entries), self.assertRaisesRegex(ValueError, "^rope_forward: (?:" + text + ")"):
+                self.desc.forward(array_interface(self.x, **entries), out=out)
+
+    def test_byte_orders(self):
+        for typestr in (">f2", ">f4", ">f8", ">i4", ">i8", ">V2"):
+            source = array_interface(self.x, typestr=typestr)
+            source.dtype = types.SimpleNamespace(name="bfloat16")
+            for name in ("__array_interface__", "__cuda_array_interface__"):
+                source = Interface(name, **{**source.__dict__.get(name, source.__dict__.get("__array_interface__"))})
+                source.dtype, source.device = types.SimpleNamespace(name="bfloat16"), types.SimpleNamespace(id=0)
+                with self.subTest(typestr, name=name), self.assertRaisesRegex(
+                        TypeError, f"^rope_forward: q: its typestr is '{typestr}': librope reads the machine's byte order"):
+                    self.read(source)
+        for dtype in (">f2", ">f4", ">f8", ">i4"):
+            foreign = numpy.dtype(dtype)
+            for make in (lambda: make_desc(dtype=foreign), lambda: librope.SwigluDesc(dtype=foreign)):
+                with self.subTest(dtype), self.assertRaisesRegex(
+                        ValueError, f"dtype is '{dtype}': librope reads the machine's byte order only"):
+                    make()
+            with self.subTest(dtype), self.assertRaisesRegex(TypeError, "swiglu_forward: gate: its dtype.*byte order"):
+                librope.swiglu(self.x.astype(foreign), self.x)
+            with self.subTest(dtype), self.assertRaisesRegex(TypeError, "rope_forward: positions: its dtype is.*byte order"):
+                self.desc.forward(self.x, positions=numpy.arange(5).astype(foreign))
+
+    def test_the_name_must_fit_the_typestr(self):
+        result = numpy.zeros((5, 2, 16), numpy.uint8)
+        for typestr, name in (("<V2", "float8_e4m3fn"), ("<V1", "bfloat16"), ("<f1", "bfloat16"), ("<V1", "float32")):
+            out = array_interface(result, typestr=typestr)
+            out.dtype = types.SimpleNamespace(name=name)
+            with self.subTest(typestr, name=name), self.assertRaisesRegex(TypeError, f"its typestr is '{typestr}'"):
+                self.desc.forward(self.x, out=out)
+
+    def test_buffers_and_ctypes_arrays_are_no_tensors(self):
+        out = numpy.zeros((5, 2, 16), numpy.float32)
+        for x in (memoryview(self.x), memoryview(self.x.astype(">f4")), bytearray(640), (ctypes.c_float * 16)(),
+                  ctypes.c_float.__ctype_be__(), array.array("f", [1.0])):
+            with self.subTest(type(x)), self.assertRaisesRegex(TypeError, "^rope_forward: q: it is a .*: it must be a tensor"):
+                self.desc.forward(x, out=out)
+
+    def test_empty_tensors_on_a_gpu(self):
+        """An address of 0 is on no device."""
+        empty = Interface("__cuda_array_interface__", data=(0, False), shape=(0, 2, 16), typestr="<f4", version=3)
+        first = Interface("__cuda_array_interface__", data=(256, False), shape=(5, 2, 16), typestr="<f4", version=3)
+        first.device = types.SimpleNamespace(id=1)
+        reader, args = _tensors.Reader("rope_forward", "q", first, None), _abi.rope_args_t()
+        for field, x in (("q", first), ("k", empty)):
+            reader.read(args, field, x)
+        self.assertEqual((args.k.data, args.k.shape[0], reader.ordinal), (None, 0, 1))
+        with self.assertRaisesRegex(ValueError, "k: it is on cuda:0, the first tensor of the call on cpu"):
+            self.desc.forward(self.x, empty)
 
     def test_the_device_of_a_cuda_interface(self):
         source = Interface("__cuda_array_interface__", data=(256, False), shape=(5, 2, 16), typestr="<f4", version=3)
