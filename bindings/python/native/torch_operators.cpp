@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace {
 
@@ -262,6 +263,26 @@ Descriptor find_kept(const Place<std::string_view> &place) {
   return found->second.desc;
 }
 
+// Puts the descriptor into the table and returns it, or the one that another thread has put there since the caller
+// looked. *dropped: what left the table. It is destroyed without the lock.
+Descriptor keep(const Place<std::string_view> &place, const Descriptor &made, Descriptor *dropped) {
+  std::unique_lock<std::shared_mutex> lock(descriptors_lock);
+  if (Descriptor kept = find_kept(place)) return kept;
+  if (descriptors.size() == kMaxDescriptors) {
+    const auto oldest = std::min_element(descriptors.begin(), descriptors.end(), [](const auto &a, const auto &b) {
+      return a.second.last_use.load(std::memory_order_relaxed) < b.second.last_use.load(std::memory_order_relaxed);
+    });
+    *dropped = std::move(oldest->second.desc);
+    descriptors.erase(oldest);
+  }
+  KeptDescriptor &entry = descriptors[{place.kind, place.index, std::string(place.text)}];
+  entry.desc = made;
+  entry.last_use = ++num_made;
+  return made;
+}
+
+// All operators share the table. A descriptor is made without its lock: on CUDA that loads kernels, and calls with other
+// descriptors go on meanwhile.
 Descriptor find_descriptor(const char *function, std::string_view prefix, std::string_view key, const Device &device) {
   if (key.substr(0, prefix.size()) != prefix) fail("%s: desc does not begin with \"%s\"", function, prefix.data());
   const Place<std::string_view> place = {device.kind, device.index, key};
@@ -269,18 +290,9 @@ Descriptor find_descriptor(const char *function, std::string_view prefix, std::s
     std::shared_lock<std::shared_mutex> lock(descriptors_lock);
     if (Descriptor kept = find_kept(place)) return kept;
   }
-  std::unique_lock<std::shared_mutex> lock(descriptors_lock);
-  if (Descriptor kept = find_kept(place)) return kept;
-  Descriptor made = prefix == kRopePrefix ? make_rope(function, key, device) : make_swiglu(function, key, device);
-  if (descriptors.size() == kMaxDescriptors) {
-    descriptors.erase(std::min_element(descriptors.begin(), descriptors.end(), [](const auto &a, const auto &b) {
-      return a.second.last_use.load(std::memory_order_relaxed) < b.second.last_use.load(std::memory_order_relaxed);
-    }));
-  }
-  KeptDescriptor &entry = descriptors[{device.kind, device.index, std::string(key)}];
-  entry.desc = made;
-  entry.last_use = ++num_made;
-  return made;
+  const Descriptor made = prefix == kRopePrefix ? make_rope(function, key, device) : make_swiglu(function, key, device);
+  Descriptor dropped;
+  return keep(place, made, &dropped);
 }
 
 // ---- Tensors ----

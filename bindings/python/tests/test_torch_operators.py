@@ -2,12 +2,15 @@
 # test_torch_operators.py - torch.ops.librope: keys, other processes, and both kinds of kernels
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 
@@ -161,6 +164,139 @@ class KernelsTest(unittest.TestCase):
             "assert test_torch.librope.torch.operators.why_python.startswith('/nonexistent/librope_torch.so')\n"
             "unittest.main(None, argv=['', 'test_torch', 'test_gating_codes.TorchTest'])\n")
         self.assertIn("OK", run_python(script))
+
+
+_watching = []  # descriptors that the table keeps are destroyed through these functions, at any time
+
+
+@contextlib.contextmanager
+def watched_creations(before):
+    """Inside this context, before(config) is called ahead of each creation of a RopeDesc by an operator. Yields the
+    addresses of those that were created, and of those that still live."""
+    functions, created, live = _torch_operators.functions, [], set()
+    create_type = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_abi.rope_config_t), ctypes.POINTER(ctypes.c_void_p))
+    destroy_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    addresses = functions.rope_desc_create, functions.rope_desc_destroy
+    create, destroy = create_type(addresses[0]), destroy_type(addresses[1])
+
+    def watched_create(config, desc):
+        before(config.contents)
+        status = create(config, desc)
+        created.append(desc[0])
+        live.add(desc[0])
+        return status
+
+    def watched_destroy(desc):
+        live.remove(desc)
+        destroy(desc)
+
+    callbacks = create_type(watched_create), destroy_type(watched_destroy)
+    _watching.append(callbacks)
+    functions.rope_desc_create, functions.rope_desc_destroy = (
+        ctypes.cast(callback, ctypes.c_void_p).value for callback in callbacks)
+    try:
+        yield created, live
+    finally:
+        functions.rope_desc_create, functions.rope_desc_destroy = addresses
+
+
+@unittest.skipUnless(is_native, "the kernels are those of Python")
+class CreationTest(unittest.TestCase):
+    """Descriptors are made without the lock that all operators share."""
+
+    def setUp(self):
+        self.x = torch.randn(1, 2, 1, 16)
+        self.failures = []
+
+    def key(self, theta):
+        return RopeDesc(head_dim=16, dtype="f32", **{**FORM, "theta": theta})._key
+
+    def check(self, theta, key):
+        expected = support.rotate(self.x, numpy.arange(2)[:, None], support.frequencies(16, theta), "half")
+        if not numpy.allclose(torch.ops.librope.rotate(key, self.x, None, None, False)[0], expected, atol=1e-5):
+            self.failures.append(theta)
+
+    def test_a_slow_one_blocks_no_other_call(self):
+        started, may_end = threading.Event(), threading.Event()
+        slow, kept, new = 7001.0, 7002.0, 7003.0
+        keys = {theta: self.key(theta) for theta in (slow, kept, new)}
+
+        def before(config):
+            if config.theta == slow:
+                started.set()
+                may_end.wait(60)
+
+        self.check(kept, keys[kept])
+        with watched_creations(before) as (created, live):
+            first = threading.Thread(target=self.check, args=(slow, keys[slow]))
+            others = threading.Thread(target=lambda: [self.check(theta, keys[theta]) for theta in (kept, new)])
+            first.start()
+            try:
+                self.assertTrue(started.wait(60))
+                others.start()
+                others.join(30)
+                self.assertFalse(others.is_alive(), "another call waits for the slow creation")
+                self.assertTrue(first.is_alive())
+            finally:
+                may_end.set()
+                first.join()
+                others.join()
+            self.assertEqual((len(created), len(live)), (2, 2))
+        self.assertEqual(self.failures, [])
+
+    def test_equal_ones_made_at_once(self):
+        """All threads use the one that was there first, and the others are destroyed."""
+        count, theta = 4, 7004.0
+        key, barrier = self.key(theta), threading.Barrier(count)
+
+        def before(config):
+            barrier.wait(30)
+
+        with watched_creations(before) as (created, live):
+            support.run_threads(count, lambda number: self.check(theta, key))
+            self.assertEqual((len(created), len(live)), (count, 1))
+            self.check(theta, key)
+            self.assertEqual((len(created), len(live)), (count, 1))
+        self.assertEqual(self.failures, [])
+
+    def test_refused_ones_made_at_once(self):
+        count, key = 4, self.key(7005.0)
+        barrier, refusals = threading.Barrier(count), []
+
+        def before(config):
+            config.head_dim = 15
+            barrier.wait(30)
+
+        def work(number):
+            try:
+                torch.ops.librope.rotate(key, self.x, None, None, False)
+            except RuntimeError as error:
+                refusals.append(str(error))
+
+        with watched_creations(before) as (created, live):
+            for round in (1, 2):  # nothing is kept
+                support.run_threads(count, work)
+                self.assertEqual(len(created), round * count)
+            live.discard(None)
+            self.assertFalse(live)
+        self.assertEqual(len(refusals), 2 * count)
+        for text in refusals:
+            self.assertIn("rope_desc_create: head_dim is 15", text)
+
+    def test_many_threads_and_more_than_are_kept(self):
+        thetas = numpy.linspace(8001.0, 8600.0, 600)
+        keys = [*map(self.key, thetas)]
+
+        def work(number):
+            order = numpy.random.default_rng(number // 2)  # two threads ask for each key at about the same time
+            for i in order.integers(len(keys), size=400):
+                self.check(thetas[i], keys[i])
+
+        with watched_creations(lambda config: None) as (created, live):
+            support.run_threads(8, work)
+            self.assertLessEqual(len(live), 256)
+            self.assertGreater(len(created), 600)
+        self.assertEqual(self.failures, [])
 
 
 # The part of torch that the loader calls. It counts registrations, and the one with the number fail_at fails.
