@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // random_plan_tests.cpp - problems, plans and params of random calls, whose launches are recorded, not executed
 //
-// ROPE_PLAN_CASES sets the number of draws of each test (16000; on the simulated GPU 4000), ROPE_PLAN_SEED the first
-// seed. A failing draw prints its seed.
+// ROPE_PLAN_CASES sets the number of draws of each test (16000), ROPE_PLAN_SEED the first seed. A failing draw prints its
+// seed.
 #include <catch2/catch_test_macros.hpp>
 #include <cstdint>
 #include <cstdlib>
@@ -16,11 +16,7 @@
 
 namespace {
 
-#if defined(ROPE_TEST_SIMULATION)
-constexpr int64_t usual_cases = 4000;
-#else
 constexpr int64_t usual_cases = 16000;
-#endif
 
 const rope::DeviceInfo devices[] = {{true, 0, 132, 90, 6016}, {true, 0, 132, 90, 6016}, {true, 0, 132, 90, 6016},
                                     {true, 0, 1, 90, 6016},   {true, 0, 14, 75, 128},   {true, 0, 108, 80, 5120},
@@ -138,7 +134,7 @@ TEST_CASE("random calls of RoPE and steps: problem, plan and params", "[plan][ra
     REQUIRE(launches.empty());
   }
   recorded_launches = nullptr;
-  if (cases < 4000) return;
+  if (cases < usual_cases) return;
   INFO(counts.valid << " valid calls of " << counts.drawn << ", " << counts.refused_plans << " without a plan, "
                     << counts.launches << " launches");
   CHECK(counts.valid * 2 > counts.drawn);
@@ -188,7 +184,7 @@ TEST_CASE("random calls of SwiGLU: problems, plans and params", "[plan][random]"
     run(status, &launches, &counts);
   }
   recorded_launches = nullptr;
-  if (cases < 4000) return;
+  if (cases < usual_cases) return;
   INFO(counts.valid << " valid calls of " << counts.drawn << ", " << counts.refused_plans << " without a plan, "
                     << counts.launches << " launches");
   CHECK(counts.valid * 2 > counts.drawn);

@@ -573,6 +573,24 @@ TEST_CASE("q, k and v that are all cut into window and others have more pieces t
   }
 }
 
+TEST_CASE("codes, factors and passes of a tensor without heads select no kernel", "[step plan]") {
+  for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_BF16}) {
+    for (const int64_t tokens : {1, 16384}) {
+      Scene scene;
+      Work work = {"rotation, factors, outputs of E4M3", 0, 0, 0, true, false, false, 0, false, 0, kE4M3};
+      work.has_factor = true;
+      make_step(work, dtype, ROPE_LAYOUT_THD, {tokens, {0, 0, 8}, 128}, &scene);
+      rope::RopePlan plan = {};
+      REQUIRE(rope::plan_rope("test", scene.problem, kH200, &plan) == ROPE_STATUS_SUCCESS);
+      INFO(name_of(dtype) << ", " << tokens << " tokens");
+      CHECK(!scene.step.has_codes);
+      CHECK(!scene.step.has_factor);
+      CHECK(!plan.step.has_codes());
+      CHECK(explain(scene, kH200).find("codes") == std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("long launches of heads in one part prefetch before each turn but the last if they make codes",
           "[step plan]") {
   Scene scene;

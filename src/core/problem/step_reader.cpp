@@ -122,7 +122,10 @@ rope_status_t StepReader::read(const RopeProblem &problem, const ReadTensor *ten
     ROPE_TRY(read_factor("input.v_row_factor", input_->v_row_factor, kV, target));
   }
   if (cache_.args() != nullptr) ROPE_TRY(cache_.read(target));
+  // Tensors without heads are checked like others, but do not decide which kernel runs.
   for (int i = 0; i < problem.num_tensors; ++i) {
+    if (problem.tensor[i].heads == 0) continue;
+    step->has_factor = step->has_factor || step->tensor[i].factor.is_present();
     step->has_codes = step->has_codes || step->tensor[i].has_codes();
     step->has_parts = step->has_parts || step->tensor[i].has_parts;
   }
@@ -305,7 +308,6 @@ rope_status_t StepReader::read_factor(const char *field, const rope_tensor_t &gi
         function_, field, ShapeText(view).text, printable(tokens), printable(target.problem.batches), printable(tokens),
         printable(target.problem.batches), printable(tokens), printable(heads));
   }
-  target.step->has_factor = true;
   target.step->tensor[index].factor = {view.data, view.dtype == ROPE_DTYPE_F32, has_batches ? view.stride[0] : 0,
                                        view.stride[token_axis], is_by_head ? view.stride[view.ndim - 1] : 0};
   return ROPE_STATUS_SUCCESS;
