@@ -2,6 +2,8 @@
 // step_quant_tests.cpp - outputs and caches of 8 bits: codes, static scales, the largest magnitude
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <utility>
@@ -58,34 +60,80 @@ TEST_CASE("caches of 8 bits", "[rope][step][quant]") {
   }
 }
 
-// A window that is turned and other channels that are copied, in each of q, k and v: six parts of heads, which have one
-// scale each.
+// A window that is turned and other channels that are copied, in each of q, k and v: six parts of heads.
+void check_all_cut(rope_style_t style, int32_t head_dim, int64_t tokens, int64_t heads, bool is_window_last) {
+  StepCase step;
+  step.dtype = ROPE_DTYPE_BF16;
+  step.layout = ROPE_LAYOUT_THD;
+  step.style = style;
+  step.tokens = tokens;
+  step.head_dim = head_dim;
+  step.rotary_dim = 64;
+  step.rotary_offset = is_window_last ? head_dim - 64 : 0;
+  for (StepTensor *tensor : {&step.q, &step.k, &step.v}) {
+    tensor->heads = heads;
+    tensor->out = StepOut::Own;
+    tensor->out_dtype = ROPE_DTYPE_F8_E4M3;
+  }
+  std::vector<std::string> explanations;
+  step.explanations = &explanations;
+  step.check();
+  check_step_kernels(explanations, {"long rows angles codes"});
+}
+
 TEST_CASE("q, k and v that are all turned in a part of their heads, with outputs of 8 bits",
           "[rope][step][quant][sanitize]") {
   for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
     for (const int32_t head_dim : {128, 192}) {
-      for (const int64_t tokens : {1, 64, 256}) {
-        StepCase step;
-        step.dtype = ROPE_DTYPE_BF16;
-        step.layout = ROPE_LAYOUT_THD;
-        step.style = style;
-        step.tokens = tokens;
-        step.head_dim = head_dim;
-        step.rotary_dim = 64;
-        step.rotary_offset = tokens == 64 ? head_dim - 64 : 0;
-        for (StepTensor *tensor : {&step.q, &step.k, &step.v}) {
-          tensor->heads = tokens == 256 ? 2 : 8;
-          tensor->out = StepOut::Own;
-          tensor->out_dtype = ROPE_DTYPE_F8_E4M3;
+      check_all_cut(style, head_dim, 1, 8, false);
+      check_all_cut(style, head_dim, 64, 8, true);
+      check_all_cut(style, head_dim, 256, 2, false);
+    }
+  }
+}
+
+#if !defined(ROPE_TEST_SIMULATION)
+// The same with more tokens than the model can compute.
+TEST_CASE("q, k and v that are all turned in a part of their heads have the CPU's bytes on CUDA",
+          "[rope][step][quant]") {
+  if (!has_cuda()) SKIP("no CUDA device: " << why_no_cuda());
+  for (const rope_style_t style : {ROPE_STYLE_HALF, ROPE_STYLE_INTERLEAVED}) {
+    for (const int32_t head_dim : {128, 192}) {
+      for (const int64_t tokens : {1, 64, 256, 16384}) {
+        INFO(tokens << " tokens, head_dim " << head_dim << ", style " << style);
+        Workspace workspace(7);
+        rope_args_t args = rope_args();
+        for (rope_tensor_t *in : {&args.q, &args.k, &args.v}) {
+          *in = workspace.tensor(ROPE_DTYPE_BF16, {tokens, 8, head_dim});
+          auto *const words = static_cast<uint16_t *>(in->data);
+          // From 0.5 to 2, of either sign.
+          for (int64_t i = 0; i < element_count(*in); ++i) {
+            words[i] = static_cast<uint16_t>(0x3f00 | (workspace.random().bits() & 0x80ff));
+          }
         }
-        std::vector<std::string> explanations;
-        step.explanations = &explanations;
-        step.check();
-        check_step_kernels(explanations, {"long rows angles codes"});
+        for (rope_tensor_t *out : {&args.q_out, &args.k_out, &args.v_out}) {
+          *out = workspace.tensor(ROPE_DTYPE_F8_E4M3, {tokens, 8, head_dim});
+        }
+        workspace.freeze();
+        std::vector<std::vector<std::byte>> images;
+        for (const Device &device : devices()) {
+          rope_config_t config = rope_config_for(device, head_dim);
+          config.dtype = ROPE_DTYPE_BF16;
+          config.layout = ROPE_LAYOUT_THD;
+          config.style = style;
+          config.rotary_dim = 64;
+          const RopeDesc desc = create(config);
+          workspace.restore();
+          REQUIRE(run(device, desc.get(), Direction::Forward, args, workspace) == ROPE_STATUS_SUCCESS);
+          images.push_back(workspace.image());
+        }
+        REQUIRE(images.size() == 2);
+        CHECK((images[0] == images[1]));
       }
     }
   }
 }
+#endif
 
 TEST_CASE("scales of heads, scales that multiply, and none", "[rope][step][quant]") {
   for (const rope_dtype_t code : codes) {
