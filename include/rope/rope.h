@@ -86,6 +86,7 @@
  *   - A CPU call may run on threads that the library starts. They block every signal except those of faults (SIGSEGV,
  *     SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS). A program that handles faults in its tensors handles them on these
  *     threads too, with at least 128 KiB of stack. A forked child starts its own threads.
+ *   - A CPU call needs at most 48 KiB of its thread's stack. Larger buffers are in memory that the process keeps.
  *
  * Threads: every function may be called from any thread. Descriptors are immutable; destroy one only when no call on it
  * is still running on the host. Work already enqueued on a stream outlives its descriptor.

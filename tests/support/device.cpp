@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstdlib>
+#include <functional>
 #include <initializer_list>
 #include <ostream>
+
+#include "small_stack.hpp"
 
 #if ROPE_TEST_CUDA
 #include <cuda_runtime_api.h>
@@ -215,6 +218,20 @@ SwigluDesc create(const swiglu_config_t &config) {
   return SwigluDesc(desc);
 }
 
+namespace {
+
+// Makes a call. Those on the CPU are made on a stack that is measured. A refused call is repeated, for its message.
+rope_status_t call_on(const Device &device, const std::function<rope_status_t()> &call) {
+  if (device.kind != ROPE_DEVICE_CPU || !has_frames_of_release()) return call();
+  rope_status_t status = ROPE_STATUS_SUCCESS;
+  const size_t bytes = stack_of([&] { status = call(); });
+  INFO("the call needs " << bytes << " bytes of stack");
+  CHECK(bytes <= max_call_stack);
+  return status == ROPE_STATUS_SUCCESS ? status : call();
+}
+
+}  // namespace
+
 rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direction, const rope_args_t &args,
                   Workspace &workspace) {
   const Mirror mirror(device, workspace);
@@ -247,8 +264,9 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, Direction direc
     there.input = &input;
     mirror.translate_from(&input.q_pass, &input + 1);
   }
-  const rope_status_t status =
-      direction == Direction::Forward ? rope_forward(desc, &there, nullptr) : rope_backward(desc, &there, nullptr);
+  const rope_status_t status = call_on(device, [&] {
+    return direction == Direction::Forward ? rope_forward(desc, &there, nullptr) : rope_backward(desc, &there, nullptr);
+  });
   mirror.read_back();
   return status;
 }
@@ -279,8 +297,10 @@ rope_status_t run(const Device &device, const swiglu_desc_t *desc, Direction dir
     there.column = &column;
     mirror.translate_from(&column.amax_out, &column + 1);
   }
-  const rope_status_t status =
-      direction == Direction::Forward ? swiglu_forward(desc, &there, nullptr) : swiglu_backward(desc, &there, nullptr);
+  const rope_status_t status = call_on(device, [&] {
+    return direction == Direction::Forward ? swiglu_forward(desc, &there, nullptr)
+                                           : swiglu_backward(desc, &there, nullptr);
+  });
   mirror.read_back();
   return status;
 }
@@ -290,7 +310,7 @@ rope_status_t run(const Device &device, const rope_desc_t *desc, const rope_tens
   const Mirror mirror(device, workspace);
   rope_tensor_t cos = cos_out, sin = sin_out;
   mirror.translate({&cos, &sin});
-  const rope_status_t status = rope_fill_tables(desc, &cos, &sin, nullptr);
+  const rope_status_t status = call_on(device, [&] { return rope_fill_tables(desc, &cos, &sin, nullptr); });
   mirror.read_back();
   return status;
 }

@@ -331,6 +331,9 @@ void step(const rope::CpuKernels &kernels, StepScene *scene) {
   rope::OrderedWeights ordered_weights;
   ordered_weights.is_filled = false;
   run.weights = &ordered_weights;
+  alignas(64) static char room[rope::kStepRoomBytes];
+  std::memset(room, 0xff, sizeof room);  // NaNs: loops read nothing that they have not written
+  run.room = room;
   run.bias = scene->bias_view;
   if (!scene->factor.empty()) {
     run.factor.data = reinterpret_cast<const char *>(scene->factor.data());

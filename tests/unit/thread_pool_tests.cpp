@@ -205,7 +205,7 @@ TEST_CASE("a handler and thread-local variables fit the stacks of the pool", "[t
     sigaction(SIGTRAP, &action, nullptr);
     std::atomic<int> arrived{0};
     run(8, [&](int) {
-      volatile char deep[33 << 10];  // the size for a rotation of F64
+      volatile char deep[48 << 10];  // the most that a call needs
       for (size_t i = 0; i < sizeof deep; i += 512) deep[i] = 1;
       ++arrived;
       wait_for(arrived, 8);

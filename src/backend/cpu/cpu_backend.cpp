@@ -6,6 +6,7 @@
 #include "backend/cpu/cpu_step.hpp"
 #include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cpu/processors.hpp"
+#include "backend/cpu/task_memory.hpp"
 
 namespace rope {
 
@@ -18,6 +19,7 @@ int32_t count_devices(const char *) {
 rope_status_t open_cpu(int32_t num_threads, DeviceInfo *device) {
   *device = DeviceInfo{};
   device->num_threads = num_threads != 0 ? num_threads : count_usable_processors();
+  reserve_task_memory(device->num_threads);
   return ROPE_STATUS_SUCCESS;
 }
 

@@ -2,6 +2,7 @@
 // cpu_kernels.hpp - the inner loops of the CPU backend as a table of functions; one table per instruction set
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "core/math/float8.hpp"
@@ -89,6 +90,9 @@ struct OrderedWeights {
   float ordered[kMaxHeadDim];
 };
 
+// Large buffers of loops are not on the stack, which may be that of a small thread, but in room that the caller lends.
+constexpr size_t kStepRoomBytes = size_t{120} << 10;
+
 // Heads of one token and tensor during a step.
 template <typename Real>
 struct StepRun {
@@ -119,11 +123,18 @@ struct StepRun {
   int num_targets;
   bool accumulates;  // results are added to the only target
   CodeRule code;
+  char *room;  // kStepRoomBytes, aligned to 64, for the loop's buffers
 
   ROPE_HOST bool has_codes() const {
     bool has = false;
     for (int i = 0; i < num_targets; ++i) has = has || targets[i].has_codes();
     return has;
+  }
+
+  template <typename Buffers>
+  ROPE_HOST Buffers *buffers() const {
+    static_assert(sizeof(Buffers) <= kStepRoomBytes && alignof(Buffers) <= 64, "the buffers of a loop exceed its room");
+    return reinterpret_cast<Buffers *>(room);
   }
 };
 

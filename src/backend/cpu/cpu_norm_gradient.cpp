@@ -3,6 +3,7 @@
 // gradients of its weights and biases
 #include "backend/cpu/cpu_step.hpp"
 #include "backend/cpu/cpu_step_runs.hpp"
+#include "backend/cpu/task_memory.hpp"
 #include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
 
@@ -64,18 +65,28 @@ class TokenRuns {
   int64_t count_[3] = {};
 };
 
+template <typename Real>
+struct NormGradientBuffers {
+  StepToken<Real> token;
+  OrderedWeights weights;
+  Real sines[2][kMaxPairs];
+  Real sums[kSumValues];
+  alignas(64) char room[kStepRoomBytes];
+};
+
 // A tensor's token in backward.
 template <typename Real>
 class NormGradientWalk {
  public:
-  NormGradientWalk(const StepJob &job, const TokenRun &run)
+  NormGradientWalk(const StepJob &job, const TokenRun &run, NormGradientBuffers<Real> *buffers)
       : job_(job),
         problem_(*job.problem),
         tensor_(job.problem->step->tensor[run.tensor]),
         run_(run),
-        heads_(job.problem->tensor[run.tensor].heads) {
+        heads_(job.problem->tensor[run.tensor].heads),
+        buffers_(*buffers) {
     if (tensor_.is_normed) form_ = norm_form<Real>(problem_, run.tensor);
-    weights_.is_filled = false;
+    buffers_.weights.is_filled = false;
   }
 
   // Processes all tokens, once for every part of the channels that the sums have room for. The last pass also writes
@@ -90,8 +101,8 @@ class NormGradientWalk {
     for (const RunSums *kind : kinds) {
       for (int begin = 0; kind->is_added_up() && begin < tensor_.channels; begin += width()) {
         const int end = tensor_.channels - begin < width() ? tensor_.channels : begin + width();
-        for (Real &sum : sums_) sum = 0;
-        const HeadSums<Real> added_up = {sums_, width(), 1, begin, end};
+        for (Real &sum : buffers_.sums) sum = 0;
+        const HeadSums<Real> added_up = {buffers_.sums, width(), 1, begin, end};
         const bool has_terms = process_tokens(added_up, kind == kinds[0], --left == 0, counts_faults);
         counts_faults = false;
         if (has_terms) add_to_row(*kind, begin, end);
@@ -116,8 +127,8 @@ class NormGradientWalk {
     Real *const row = row_of(kind);
     for (int channel = begin; channel < end; ++channel) {
       TreeSum<Real> sum;
-      sum.add(sums_[channel - begin]);
-      for (int64_t head = 1; head < heads_; ++head) sum.add(sums_[head * width() + channel - begin]);
+      sum.add(buffers_.sums[channel - begin]);
+      for (int64_t head = 1; head < heads_; ++head) sum.add(buffers_.sums[head * width() + channel - begin]);
       Real *const target = row + channel * kind.channel_stride;
       *target = add_rounded(*target, sum.total());
     }
@@ -139,11 +150,12 @@ class NormGradientWalk {
     if (added_up.data != nullptr) (is_of_weight ? run.weight_sums : run.bias_sums) = added_up;
     for (int64_t flat = run_.tokens.begin; flat < run_.tokens.end; ++flat) {
       const int64_t batch = flat / problem_.tokens, token = flat % problem_.tokens;
-      if (token_.find(problem_, batch, token, counts_faults) == kAbsent) continue;
+      if (buffers_.token.find(problem_, batch, token, counts_faults) == kAbsent) continue;
       has_tokens = true;
       const HeadRun heads = {run_.tensor, batch, token, 0, heads_, flat + 1 < run_.tokens.end};
-      run.gradient = describe_run(job_, heads, token_);
-      run.gradient.weights = &weights_;
+      run.gradient = describe_run(job_, heads, buffers_.token);
+      run.gradient.weights = &buffers_.weights;
+      run.gradient.room = buffers_.room;
       if (!tensor_.is_normed) {
         if (run.gradient.num_targets > 0) step_of(cpu_kernels(), problem_.geometry->dtype, Real{})(run.gradient);
         continue;
@@ -178,11 +190,11 @@ class NormGradientWalk {
     const PairAngles<Real> transposed = input->angles;
     const bool is_by_channel = problem_.table.is_by_channel;
     for (int pair = 0; pair < input->pairs; ++pair) {
-      sines_[0][pair] = -transposed.sin_y[pair];
-      if (is_by_channel) sines_[1][pair] = -transposed.sin_x[pair];
+      buffers_.sines[0][pair] = -transposed.sin_y[pair];
+      if (is_by_channel) buffers_.sines[1][pair] = -transposed.sin_x[pair];
     }
-    input->angles.sin_x = sines_[0];
-    input->angles.sin_y = sines_[is_by_channel ? 1 : 0];
+    input->angles.sin_x = buffers_.sines[0];
+    input->angles.sin_y = buffers_.sines[is_by_channel ? 1 : 0];
   }
 
   const StepJob &job_;
@@ -190,11 +202,8 @@ class NormGradientWalk {
   const StepTensor &tensor_;
   const TokenRun run_;
   const int64_t heads_;
+  NormGradientBuffers<Real> &buffers_;
   NormForm<Real> form_;
-  StepToken<Real> token_;
-  OrderedWeights weights_;
-  Real sines_[2][kMaxPairs];
-  Real sums_[kSumValues];
 };
 
 struct GradientJob {
@@ -211,11 +220,12 @@ void process_runs(void *context, int index) {
   while (problem.tensor[counted].heads == 0) ++counted;
   const TokenRuns runs(problem, job.step.num_tasks);
   const int64_t count = runs.count();
+  const TaskMemory memory;
   for (;;) {
     const int64_t number = __atomic_fetch_add(&job.next_run, 1, __ATOMIC_RELAXED);
     if (number >= count) return;
     const TokenRun run = runs.run(number);
-    NormGradientWalk<Real>(job.step, run).process(run.tensor == counted);
+    NormGradientWalk<Real>(job.step, run, memory.as<NormGradientBuffers<Real>>()).process(run.tensor == counted);
   }
 }
 

@@ -17,7 +17,16 @@ template <typename T>
 struct NormedHeads {
   using Real = RealOf<T>;
 
-  explicit NormedHeads(const NormGradientRun<Real> &of) : run(of), form(*of.input.norm) {
+  struct Buffers {
+    StepHeads<Real> gradient;
+    StepHeads<Real> x;
+  };
+
+  explicit NormedHeads(const NormGradientRun<Real> &of)
+      : run(of),
+        form(*of.input.norm),
+        gradient(of.gradient.template buffers<Buffers>()->gradient),
+        x(of.gradient.template buffers<Buffers>()->x) {
     gradient.stride = x.stride = (run.input.channels + kSumRun - 1) / kSumRun * kSumRun;
     if (run.input.is_norm_of_token) of_token = norm_of_token<T>(run.input, &x);
   }
@@ -85,8 +94,8 @@ struct NormedHeads {
   const NormGradientRun<Real> &run;
   const NormForm<Real> &form;
   TokenNorm<Real> of_token = {};
-  StepHeads<Real> gradient;
-  StepHeads<Real> x;
+  StepHeads<Real> &gradient;
+  StepHeads<Real> &x;
 
  private:
   const Real *weights_of(int i) {

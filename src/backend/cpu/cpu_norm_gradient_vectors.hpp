@@ -249,6 +249,13 @@ void take_back_head(const StepRun<float> &run, const GradientHead<T> head, const
   }
 }
 
+template <typename T>
+struct GradientBuffers {
+  alignas(64) float weighed[kMaxSliceChannels];
+  alignas(64) float products[kMaxSliceChannels];
+  StepNumbers<T> numbers;
+};
+
 template <template <int> class Floats, typename T>
 void take_back_heads(const NormGradientRun<float> &run) {
   constexpr int kTermsOfChannels = kChannelsOf<Floats, 8> / 8;
@@ -260,8 +267,10 @@ void take_back_heads(const NormGradientRun<float> &run) {
   const int max_heads = heads_of_slice(stride);
   const bool is_written = gradient.num_targets > 0, has_weights_of_heads = input.weight.head_stride != 0;
   const float *const weight = kTermsOfChannels > 1 ? input.weights->ordered : input.weights->plain;
-  alignas(64) float weighed[kMaxSliceChannels], products[kMaxSliceChannels], totals[kMaxSliceHeads];
-  StepNumbers<T> numbers;
+  GradientBuffers<T> *const buffers = gradient.buffers<GradientBuffers<T>>();
+  float *const weighed = buffers->weighed, *const products = buffers->products;
+  StepNumbers<T> &numbers = buffers->numbers;
+  float totals[kMaxSliceHeads];
   order_angles<T>(gradient, &numbers);
   HeadSlice<T> given = {}, read = {};
   GradientHead<T> heads[kMaxSliceHeads];
@@ -296,13 +305,27 @@ void take_back_heads(const NormGradientRun<float> &run) {
 template <typename T>
 class FloatHeads {
  public:
-  explicit FloatHeads(const NormGradientRun<float> &run)
+  struct Buffers {
+    typename FloatInput<T>::Buffers input;
+    StepNumbers<T> given_numbers;
+    StepNumbers<float> numbers;
+    alignas(64) float gradients[FloatInput<T>::kMaxKept];
+    alignas(64) float products[kMaxSliceChannels];
+  };
+
+  explicit FloatHeads(const NormGradientRun<float> &run) : FloatHeads(run, run.gradient.buffers<Buffers>()) {}
+
+  FloatHeads(const NormGradientRun<float> &run, Buffers *buffers)
       : run_(run),
         form_(*run.input.norm),
         channels_(run.input.channels),
         is_written_(run.gradient.num_targets > 0),
         given_(run.gradient),
-        input_(run.input),
+        given_numbers_(buffers->given_numbers),
+        numbers_(buffers->numbers),
+        gradients_(buffers->gradients),
+        products_(buffers->products),
+        input_(run.input, &buffers->input),
         stride_(input_.stride()) {
     given_.is_turned = given_.is_turned && !run.input.is_norm_after;
     order_angles<T>(given_, &given_numbers_);
@@ -392,15 +415,15 @@ class FloatHeads {
   const int channels_;
   const bool is_written_;
   StepRun<float> given_;  // the gradients, turned if the norm is before the rotation
-  StepNumbers<T> given_numbers_;
-  StepNumbers<float> numbers_;  // numbers behind the norm, if the rotation is before it
+  StepNumbers<T> &given_numbers_;
+  StepNumbers<float> &numbers_;  // numbers behind the norm, if the rotation is before it
+  float *const gradients_;
+  float *const products_;
   FloatInput<T> input_;
   const int64_t stride_;  // stride of the floats of heads
   NormGradientMeans<float> means_ = {};
   float products_of_head_[kMaxSliceHeads];
   float gradients_of_head_[kMaxSliceHeads] = {};  // 0 for RMS
-  alignas(64) float gradients_[FloatInput<T>::kMaxKept];
-  alignas(64) float products_[kMaxSliceChannels];
 };
 
 template <typename T>

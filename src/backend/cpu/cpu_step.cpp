@@ -6,6 +6,7 @@
 #include "backend/cpu/cpu_rope.hpp"
 #include "backend/cpu/cpu_step_runs.hpp"
 #include "backend/cpu/raise_amax.hpp"
+#include "backend/cpu/task_memory.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/problem/view.hpp"
 #include "plan/rope_plan.hpp"
@@ -28,6 +29,13 @@ bool is_rotation_alone(const RopeProblem &problem, int index) {
          !tensor.is_normed && !tensor.is_cached() && !tensor.pass.is_present && !tensor.factor.is_present();
 }
 
+template <typename Real>
+struct StepBuffers {
+  StepToken<Real> token;
+  OrderedWeights weights[3];
+  alignas(64) char room[kStepRoomBytes];
+};
+
 // Processes one part of the rows (token, head). A token that is normed as a whole is not divided.
 template <typename Real>
 void process_rows(void *context, int index) {
@@ -49,9 +57,10 @@ void process_rows(void *context, int index) {
   Range rows = part_of(tokens * heads / unit, job.num_tasks, index);
   rows = {rows.begin * unit, rows.end * unit};
   uint32_t amax[3] = {};
-  OrderedWeights ordered_weights[3];
-  for (OrderedWeights &weights : ordered_weights) weights.is_filled = false;
-  StepToken<Real> token;
+  const TaskMemory memory;
+  StepBuffers<Real> &buffers = *memory.as<StepBuffers<Real>>();
+  for (OrderedWeights &weights : buffers.weights) weights.is_filled = false;
+  StepToken<Real> &token = buffers.token;
   const auto begin = [&](int64_t batch, int64_t number, bool is_first) {
     return token.find(problem, batch, number, is_first);
   };
@@ -61,7 +70,8 @@ void process_rows(void *context, int index) {
     }
     StepRun<Real> run = describe_run(job, heads_of_tensor, token);
     if (step.tensor[heads_of_tensor.tensor].is_normed) run.norm = &forms[heads_of_tensor.tensor];
-    run.weights = &ordered_weights[heads_of_tensor.tensor];
+    run.weights = &buffers.weights[heads_of_tensor.tensor];
+    run.room = buffers.room;
     if (step.tensor[heads_of_tensor.tensor].amax != nullptr) run.code.amax = &amax[heads_of_tensor.tensor];
     if (run.num_targets > 0) run_step(run);
   });

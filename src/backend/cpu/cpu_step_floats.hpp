@@ -45,20 +45,27 @@ ROPE_LOOP int subtract_vectors(float mean, int begin, int end, float *values) {
 template <typename T>
 class FloatInput {
  public:
-  explicit FloatInput(const StepRun<float> &run)
+  static constexpr int kMaxKept = 8192;  // channels of a token
+
+  struct Buffers {
+    StepNumbers<T> numbers;
+    alignas(64) float values[kMaxKept];
+  };
+
+  FloatInput(const StepRun<float> &run, Buffers *buffers)
       : form_(*run.norm),
         run_(run),
         is_of_token_(run.is_norm_of_token),
         stride_(stride_of_floats(run.channels)),
         max_heads_(heads_of_slice(stride_)),
-        is_kept_(is_of_token_ && run.heads <= kMaxKept / stride_) {
+        is_kept_(is_of_token_ && run.heads <= kMaxKept / stride_),
+        numbers_(buffers->numbers),
+        values_(buffers->values) {
     run_.norm = nullptr;
     run_.is_turned = run.is_turned && run.is_norm_after;
     order_angles<T>(run_, &numbers_);
     if (is_of_token_) find_norm_of_token();
   }
-
-  static constexpr int kMaxKept = 8192;  // channels of a token
 
   int64_t stride() const { return stride_; }
   int max_heads() const { return max_heads_; }
@@ -164,10 +171,10 @@ class FloatInput {
   const int64_t stride_;
   const int max_heads_;
   const bool is_kept_;
-  StepNumbers<T> numbers_;
+  StepNumbers<T> &numbers_;
+  float *const values_;
   float mean_ = 0;  // of the token
   HeadSlice<T> slice_ = {};
-  alignas(64) float values_[kMaxKept];
 };
 
 // Forward with LAYER. The floats of a slice, less their mean, are multiplied, turned and written like heads of floats with
@@ -175,8 +182,19 @@ class FloatInput {
 template <typename T>
 class FloatStep {
  public:
+  struct Buffers {
+    typename FloatInput<T>::Buffers input;
+    StepNumbers<float> numbers;
+    float bias[kMaxHeadDim];
+  };
+
   explicit FloatStep(const StepRun<float> &run)
-      : run_(run), input_(run), behind_mean_(run), results_(run_of_results(run)) {
+      : run_(run),
+        buffers_(*run.buffers<Buffers>()),
+        input_(run, &buffers_.input),
+        behind_mean_(run),
+        results_(run_of_results(run)),
+        numbers_(buffers_.numbers) {
     behind_mean_.pass = nullptr;
     behind_mean_.is_turned = run.is_turned && !run.is_norm_after;
     behind_mean_.is_norm_after = false;
@@ -245,22 +263,21 @@ class FloatStep {
   }
 
   void add_bias(int64_t head, float *values) {
-    const float *const bias = read_numbers<T>(run_.bias, head, run_.channels, -0.0f, bias_);
+    const float *const bias = read_numbers<T>(run_.bias, head, run_.channels, -0.0f, buffers_.bias);
     int done = add_vectors<8>(bias, 0, run_.channels, values);
     for (; done < run_.channels; ++done) values[done] = add_rounded(values[done], bias[done]);
     if (run_.norm->rounds_after_weight) round_values<T>(values, run_.channels);
   }
 
   const StepRun<float> &run_;
+  Buffers &buffers_;
   FloatInput<T> input_;
   StepRun<float> behind_mean_;  // norms, turns and multiplies the values less their mean
   StepRun<float> results_;      // the values as they are, to the targets
   bool is_direct_;
-  StepNumbers<float> numbers_;  // of the rotation behind the norm
-  float bias_[kMaxHeadDim];
+  StepNumbers<float> &numbers_;  // of the rotation behind the norm
 };
 
-// Out of line because of its arrays on the stack.
 template <typename T>
 __attribute__((noinline)) void step_floats(const StepRun<float> &run) {
   FloatStep<T>(run).run();

@@ -431,10 +431,17 @@ void sum_input_squares(const StepRun<float> &run, StepNumbers<T> *numbers, HeadS
 }
 
 template <typename T>
-void step_contiguous(const StepRun<float> &run) {
+struct SliceBuffers {
   alignas(64) T whole[kMaxSliceChannels];
-  HeadSlice<T> slice = {};
   StepNumbers<T> numbers;
+};
+
+template <typename T>
+void step_contiguous(const StepRun<float> &run) {
+  SliceBuffers<T> *const buffers = run.buffers<SliceBuffers<T>>();
+  T *const whole = buffers->whole;
+  StepNumbers<T> &numbers = buffers->numbers;
+  HeadSlice<T> slice = {};
   order_angles(run, &numbers);
   const bool is_of_token = run.norm != nullptr && run.is_norm_of_token,
              is_of_head = run.norm != nullptr && !is_of_token;

@@ -3,6 +3,7 @@
 #include "backend/cpu/cpu_swiglu.hpp"
 #include "backend/cpu/cpu_swiglu_walk.hpp"
 #include "backend/cpu/raise_amax.hpp"
+#include "backend/cpu/task_memory.hpp"
 #include "backend/cpu/task_range.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "core/math/float8.hpp"
@@ -76,10 +77,15 @@ struct BlockGrid {
   int64_t width, blocks_of_run;
 };
 
+union CodesBuffers {
+  alignas(64) float values[kMaxChunk];
+  alignas(64) float block[kMaxBlock];
+};
+
 // Computes a part of the elements and writes their codes and scales.
 class CodesWalk {
  public:
-  explicit CodesWalk(const CodesJob &job)
+  CodesWalk(const CodesJob &job, CodesBuffers *buffers)
       : problem_(*job.problem),
         codes_(problem_.codes),
         kernels_(cpu_kernels()),
@@ -88,7 +94,9 @@ class CodesWalk {
         output_(problem_.coded_output()),
         takes_single_elements_(has_row_per_element(problem_)),
         experts_(problem_),
-        rows_(problem_) {}
+        rows_(problem_),
+        values_(buffers->values),
+        block_(buffers->block) {}
 
   void run(Range elements) {
     if (has_groups_in_runs()) {
@@ -302,11 +310,9 @@ class CodesWalk {
   const bool takes_single_elements_;
   ExpertWalk experts_;
   RowFinder rows_;
+  float *const values_;
+  float *const block_;  // the same memory
   uint32_t amax_ = 0;
-  union {
-    alignas(64) float values_[kMaxChunk];
-    alignas(64) float block_[kMaxBlock];
-  };
 };
 
 // A group or a pair belongs to one task.
@@ -315,13 +321,15 @@ void run_codes_task(void *context, int index) {
   const SwigluCodes &codes = job.problem->codes;
   const int64_t unit = codes.scales.is_present() ? codes.group_elements : codes.has_pairs() ? 2 : 1;
   const Range units = part_of(job.num_elements / unit, job.num_tasks, index);
-  CodesWalk(job).run({units.begin * unit, units.end * unit});
+  const TaskMemory memory;
+  CodesWalk(job, memory.as<CodesBuffers>()).run({units.begin * unit, units.end * unit});
 }
 
 void run_blocks_task(void *context, int index) {
   const CodesJob &job = *static_cast<const CodesJob *>(context);
   const BlockGrid grid(*job.problem);
-  CodesWalk(job).run_blocks(grid, part_of(grid.num_blocks(), job.num_tasks, index));
+  const TaskMemory memory;
+  CodesWalk(job, memory.as<CodesBuffers>()).run_blocks(grid, part_of(grid.num_blocks(), job.num_tasks, index));
 }
 
 }  // namespace

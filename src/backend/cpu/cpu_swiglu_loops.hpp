@@ -367,9 +367,11 @@ bool has_options(const GatingRun &run, const GatingForm &form) {
   return form.has_options || run.bias[0] != nullptr || run.bias[1] != nullptr;
 }
 
-// Forward and backward of forms with options.
+// Forward and backward of forms with options. Functions with a chunk on the stack are out of line, so that there is
+// only one at a time.
 template <typename T, bool IsBackward, typename Out = T>
-void gate_with_options(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
+__attribute__((noinline)) void gate_with_options(const GatingRun &run, const GatingForm &given,
+                                                 RowSum<double> *row_sum) {
   using Real = RealOf<T>;
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
   const FormWithOptions<Real> form = form_with_options_in<Real>(given);
@@ -396,16 +398,10 @@ void gate_with_options(const GatingRun &run, const GatingForm &given, RowSum<dou
   }
 }
 
+// Forward of any form without options.
 template <typename T, typename Out>
-void gate_forward(const GatingRun &run, const GatingForm &given) {
+__attribute__((noinline)) void gate_in_chunks(const GatingRun &run, const Form<RealOf<T>> &form, bool is_plain) {
   using Real = RealOf<T>;
-  if (has_options(run, given)) return gate_with_options<T, false, Out>(run, given, nullptr);
-  const Form<Real> form = form_in<Real>(given);
-  const bool is_plain = form.is_plain && run.row_scale == nullptr;
-  if (std::is_same_v<T, Out> && is_contiguous(run) && run.row_scale == nullptr) {
-    if (is_plain && (kIsGatedDirectly<T> || kIsGatedInBlocks<true, T>)) return gate_contiguous_form<true, T>(run, form);
-    if (!is_plain && kIsGatedDirectly<T>) return gate_contiguous_form<false, T>(run, form);
-  }
   GatingChunk<Real> chunk;
   for (int64_t begin = 0; begin < run.count; begin += kChunk) {
     const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
@@ -423,6 +419,19 @@ void gate_forward(const GatingRun &run, const GatingForm &given) {
     }
     if (!kIsUnrounded) write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
   }
+}
+
+template <typename T, typename Out>
+void gate_forward(const GatingRun &run, const GatingForm &given) {
+  using Real = RealOf<T>;
+  if (has_options(run, given)) return gate_with_options<T, false, Out>(run, given, nullptr);
+  const Form<Real> form = form_in<Real>(given);
+  const bool is_plain = form.is_plain && run.row_scale == nullptr;
+  if (std::is_same_v<T, Out> && is_contiguous(run) && run.row_scale == nullptr) {
+    if (is_plain && (kIsGatedDirectly<T> || kIsGatedInBlocks<true, T>)) return gate_contiguous_form<true, T>(run, form);
+    if (!is_plain && kIsGatedDirectly<T>) return gate_contiguous_form<false, T>(run, form);
+  }
+  gate_in_chunks<T, Out>(run, form, is_plain);
 }
 
 template <typename T>
@@ -448,10 +457,11 @@ void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out,
   if (has_out) gate_chunk<IsPlain>(chunk, length, form, chunk->out[2]);
 }
 
-// Backward. Values go through small buffers, so that one loop serves any of the outputs, in place or not.
+// Backward of forms without options. Values go through small buffers, so that one loop serves any of the outputs, in
+// place or not.
 template <typename T, typename Out>
-void differentiate(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
-  if (has_options(run, given)) return gate_with_options<T, true, Out>(run, given, row_sum);
+__attribute__((noinline)) void differentiate_in_chunks(const GatingRun &run, const GatingForm &given,
+                                                       RowSum<double> *row_sum) {
   const Form<RealOf<T>> form = form_in<RealOf<T>>(given);
   const bool is_plain = form.is_plain && run.row_scale == nullptr;
   GatingChunk<RealOf<T>> chunk;
@@ -475,6 +485,12 @@ void differentiate(const GatingRun &run, const GatingForm &given, RowSum<double>
       write_elements<Out>(chunk.out[output], length, run.out[output], run.out_stride[output], begin);
     }
   }
+}
+
+template <typename T, typename Out>
+void differentiate(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
+  if (has_options(run, given)) return gate_with_options<T, true, Out>(run, given, row_sum);
+  differentiate_in_chunks<T, Out>(run, given, row_sum);
 }
 
 template <typename T>

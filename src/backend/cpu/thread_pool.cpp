@@ -7,13 +7,12 @@
 #include <signal.h>
 #include <stddef.h>
 
+#include "backend/cpu/task_memory.hpp"
 #include "core/math/float_environment.hpp"
 
 namespace rope {
 
 namespace {
-
-constexpr int kMaxWorkers = 255;
 
 struct Pool {
   pthread_mutex_t owner;  // held by the one call that uses the pool
@@ -87,9 +86,9 @@ void *work(void *) {
   }
 }
 
-// A worker needs 140 KiB (for the gradient of a norm of F64). The rest is for the program's handlers of faults in its
-// tensors.
-constexpr size_t kWorkerStackBytes = size_t{256} << 10;
+// The second part is for the program's handlers of faults in its tensors (rope.h), the last for the frames of signals,
+// with registers of the largest extensions, and for the thread's start.
+constexpr size_t kWorkerStackBytes = kMaxCallStackBytes + (size_t{128} << 10) + (size_t{16} << 10);
 
 // The size of all libraries' thread-local variables, which may lie in a thread's stack.
 size_t thread_local_bytes;
