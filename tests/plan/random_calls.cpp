@@ -441,10 +441,10 @@ RandomRopeCall::RandomRopeCall(uint64_t seed)
   Draw(seed, this).draw();
 }
 
-bool RandomRopeCall::make() {
+rope_status_t RandomRopeCall::make() {
   const char *const function = is_backward ? "rope_backward" : "rope_forward";
-  return rope::make_rope_geometry("rope_desc_create", config, &geometry) == ROPE_STATUS_SUCCESS &&
-         rope::make_rope_problem(function, geometry, args, is_backward, &problem, &step) == ROPE_STATUS_SUCCESS;
+  ROPE_TRY(rope::make_rope_geometry("rope_desc_create", config, &geometry));
+  return rope::make_rope_problem(function, geometry, args, is_backward, &problem, &step);
 }
 
 std::vector<std::string> RandomRopeCall::features() const {
@@ -695,8 +695,8 @@ RandomSwigluCall::RandomSwigluCall(uint64_t seed)
   Draw(seed, this).draw();
 }
 
-bool RandomSwigluCall::make() {
+rope_status_t RandomSwigluCall::make() {
   const char *const function = is_backward ? "swiglu_backward" : "swiglu_forward";
-  return rope::check_swiglu_config("swiglu_desc_create", config, &form) == ROPE_STATUS_SUCCESS &&
-         rope::make_swiglu_call(function, config.dtype, form, args, is_backward, &call) == ROPE_STATUS_SUCCESS;
+  ROPE_TRY(rope::check_swiglu_config("swiglu_desc_create", config, &form));
+  return rope::make_swiglu_call(function, config.dtype, form, args, is_backward, &call);
 }

@@ -20,8 +20,8 @@ struct RandomRopeCall {
   RandomRopeCall(const RandomRopeCall &) = delete;
   RandomRopeCall &operator=(const RandomRopeCall &) = delete;
 
-  // Makes the geometry and the problem. Returns false if the library refuses the call.
-  bool make();
+  // Makes the geometry and the problem, or returns why the library refuses the call.
+  rope_status_t make();
 
   // The features of the call that `make` has accepted.
   std::vector<std::string> features() const;
@@ -50,7 +50,7 @@ struct RandomSwigluCall {
   RandomSwigluCall(const RandomSwigluCall &) = delete;
   RandomSwigluCall &operator=(const RandomSwigluCall &) = delete;
 
-  bool make();
+  rope_status_t make();
   std::vector<std::string> features() const { return features_; }
 
   swiglu_config_t config;
