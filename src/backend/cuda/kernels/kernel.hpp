@@ -25,7 +25,7 @@ struct Kernel {
   const ParamsType *params;
 };
 
-// `function` is a __global__ function. Params are its only argument.
+// `function` is run on a device. Params are its only argument.
 template <typename Params>
 Kernel kernel_of(void (*function)(Params)) {
   static_assert(sizeof(Params) <= kMaxParamsBytes, "");
