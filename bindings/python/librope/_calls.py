@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional, Tuple
 
 from ._enums import Device, ScaleLayout, TableRows
 from ._groups import Cache, Input, Norm, Quant, SwigluQuant
-from ._library import beside_library, function_table, package_version
+from ._library import beside_library, function_table, is_main_interpreter, package_version
 
 Builtin = Callable[..., Any]
 
@@ -34,6 +34,8 @@ def _load() -> Tuple[str, Tuple[Builtin, ...]]:
     file = beside_library("librope_python.so")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return f"{file}: it needs a Python with its global lock", _ABSENT
+    if not is_main_interpreter():
+        return f"{file}: it works in the main interpreter of the process alone", _ABSENT
     try:
         load = ctypes.PyDLL(file).rope_python_load
     except (OSError, AttributeError) as error:
@@ -46,6 +48,8 @@ def _load() -> Tuple[str, Tuple[Builtin, ...]]:
     builtins = load(package_version(), ctypes.addressof(functions), classes, devices)
     if builtins is NotImplemented:
         return f"{file}: it is of another version", _ABSENT
+    if builtins is None:
+        return f"{file}: an earlier import of librope in this process has its builtins", _ABSENT
     return "", builtins
 
 

@@ -122,6 +122,22 @@ def package_version() -> int:
     return _abi.ROPE_VERSION_MAJOR * 10000 + _abi.ROPE_VERSION_MINOR * 100 + _abi.ROPE_VERSION_PATCH
 
 
+def is_main_interpreter() -> bool:
+    """Whether this is the first interpreter of the process, for which alone native code can hold objects."""
+    current = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyInterpreterState_Get", ctypes.pythonapi))
+    number_of = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(("PyInterpreterState_GetID", ctypes.pythonapi))
+    number: int = number_of(current())
+    return number == 0
+
+
+def refuse_other_interpreters(module: str) -> None:
+    """Without this, torch fails somewhere within, or crashes."""
+    if not is_main_interpreter():
+        raise ImportError(
+            f"{module}: this is not the main interpreter of the process: torch and its operators work in that one alone. "
+            "librope itself works here, with tensors that have __dlpack__ or an array interface")
+
+
 def beside_library(name: str) -> str:
     """The path of a file of the package, if it exists."""
     return str(Path(loaded_path()).with_name(name))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, List, Literal, Optional, Sequence, Tuple, Union, overload
 
 from . import _abi, _calls
+from ._constants import kept
 from ._descriptor import Descriptor
 from ._enums import (ACTIVATIONS, LIMIT_RULES, QUANT_ROUNDINGS, Activation, LimitRule, ScaleLayout, bits_of,
                      dtype_number, number_of)
@@ -371,7 +371,7 @@ def as_bits(value: Any) -> Any:
     return value if isinstance(value, (int, str)) else tuple(value)
 
 
-@lru_cache(maxsize=64, typed=True)  # typed: 1.0 and True are no number of threads
+@kept(maxsize=64, typed=True)  # typed: 1.0 and True are no number of threads
 def cached_desc(
         dtype: int, alpha: float, limit: float, up_offset: float, out_scale: float, num_threads: int,
         activation: AnyActivation, gate_softcap: float, up_softcap: float, limit_rule: AnyLimitRule,

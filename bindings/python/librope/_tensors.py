@@ -69,6 +69,25 @@ def refuse_tangent(x: Any) -> None:
             "librope does not propagate: use reverse mode through librope.torch, or the primal of unpack_dual()")
 
 
+_TORCH_SUBCLASSES = {
+    "DTensor": "it is a DTensor, of which each rank has a part: give its to_local()",
+    "MaskedTensor": "it is a MaskedTensor, whose mask would be ignored: give its get_data()",
+}
+
+
+def why_no_memory(x: Any) -> Optional[str]:
+    """Why a tensor of torch is not one piece of memory with strides, as far as its kind tells; None if it may be."""
+    if x.is_nested:
+        return ("it is a nested tensor: for layout \"thd\" give the values() of one with torch.jagged, and its offsets() "
+                "as cu_seqlens")
+    for base in type(x).__mro__:
+        if base.__name__ in _TORCH_SUBCLASSES and base.__module__.startswith("torch."):
+            return _TORCH_SUBCLASSES[base.__name__]
+    if x.layout is not sys.modules["torch"].strided:
+        return f"its layout is {x.layout}: only strided tensors lie in one piece of memory"
+    return f"its dtype is {x.dtype}: librope has none such" if x.is_quantized else None
+
+
 class _Torch:
     is_jax = False
 
@@ -91,8 +110,9 @@ class _Torch:
     @staticmethod
     def view_of(x: Any, reader: "Reader") -> View:
         torch = sys.modules["torch"]
-        if x.layout is not torch.strided:
-            raise TypeError(f"its layout is {x.layout}: only strided tensors lie in one piece of memory")
+        reason = why_no_memory(x)
+        if reason is not None:
+            raise TypeError(reason)
         if x.requires_grad and torch.is_grad_enabled():
             raise ValueError(
                 "it requires grad, which this call would not record: use librope.torch, torch.no_grad() or detach()")
@@ -101,10 +121,14 @@ class _Torch:
         refuse_tangent(x)
         kind, ordinal = _Torch.device_of(x)
         try:
-            data = x.data_ptr()
+            # FakeTensors of some versions of torch have an address, and warn of it.
+            data = 0 if type(x).__name__ == "FakeTensor" else x.data_ptr()
         except RuntimeError as error:
             raise TypeError(
                 f"it is traced: torch.func's vmap, grad and jvp cannot see into this call ({error})") from None
+        if not data and x.numel():  # a wrapper, a fake, or one whose storage was freed
+            name = f"{type(x).__module__}.{type(x).__qualname__}"
+            raise TypeError(f"it is a {name} of {x.numel()} elements without memory: librope works on memory itself")
         return View(data, _number_of_dtype(x.dtype), x.shape, x.stride(), kind, ordinal)
 
     @staticmethod

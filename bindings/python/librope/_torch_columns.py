@@ -10,6 +10,7 @@ from torch import Tensor
 from ._enums import SCALE_LAYOUTS, ScaleLayout, number_of
 from ._groups import SwigluColumn, SwigluQuant
 from ._swiglu import swiglu, swiglu_backward
+from ._tensors import why_no_memory
 from ._types import AnyScaleLayout, TorchCodes, TorchGradientCodes
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def _new_codes(
     of_scales: Optional[torch.dtype] = scale_dtype or getattr(torch, "float8_e8m0fnu", None)
     if of_scales is None:
         raise NotImplementedError(f"{function}: scale_dtype: torch {torch.__version__} has no float8_e8m0fnu")
+    reason = why_no_memory(gate)
+    if reason is not None:
+        raise TypeError(f"{function}: gate: {reason}")
     of_experts = gate.shape[:0 if operands.get("expert_rows") is None else 1]
     if gate.dim() != len(of_experts) + 2:
         raise ValueError(f"{function}: gate has {gate.dim()} axes: it must be [N, d], or [E, N, d] with expert_rows")

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from ._constants import constant
 from ._enums import ACTIVATIONS, LAYOUTS, STYLES, Activation, Layout, Style, number_of
 from ._rope import RopeDesc, as_list
+from ._tensors import why_no_memory
 from ._torch_operators import is_transformed
 from ._types import AnyActivation, AnyLayout, AnyStyle, Operands, TorchPositions
 from .torch import apply_rotary, swiglu
@@ -67,6 +69,8 @@ def apply_rotary_emb(
     plus the length of a sequence is beyond the tables. Tokens that offsets in a tensor move beyond the tables pass
     through.
     """
+    if x.is_nested:
+        raise TypeError(f"apply_rotary_emb: x: {why_no_memory(x)}")
     if cu_seqlens is not None and max_seqlen is None:
         raise ValueError("apply_rotary_emb: max_seqlen is None: it must be given with cu_seqlens")
     starts, offset = (seqlen_offsets, 0) if isinstance(seqlen_offsets, Tensor) else (None, seqlen_offsets)
@@ -130,6 +134,7 @@ class RotaryEmbedding(torch.nn.Module):
             inv_freq=None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale=attention_scale,
             num_axes=num_axes, pair_axis=None if pair_axis is None else tuple(as_list(pair_axis)),
             pair_block=pair_block, out_style=number_of(STYLES, "out_style", out_style))
+        arguments = {name: constant(value) for name, value in arguments.items()}
         RopeDesc(head_dim=head_dim, dtype="f32", **arguments)  # raises if an argument is wrong
         self.head_dim = head_dim
         self._rotation = {name: value for name, value in arguments.items() if value}  # 0 stands for a default

@@ -17,12 +17,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Callable, Iterable, List, Literal, NoReturn, Optional, Sequence, Tuple, overload
 
-import torch
+from ._library import refuse_other_interpreters
+
+refuse_other_interpreters(__name__)
+import torch  # noqa: E402  # behind the refusal
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from . import _calls
 from . import _torch_operators as operators
+from ._constants import kept
 from ._enums import (LAYOUTS, NORM_TENSORS, NORM_TYPES, SCALE_LAYOUTS, TABLE_ROWS, Activation, Layout, LimitRule,
                      NormExtent, NormOrder, NormTensors, NormType, ScaleLayout, TableRows, bits_of, number_of)
 from ._group_reader import WRITTEN_IN_GROUPS
@@ -30,7 +34,7 @@ from ._groups import Cache, Input, Norm, Quant, SwigluQuant
 from ._integers import integer
 from ._rope import RopeDesc, as_list, flags_of
 from ._swiglu import as_bits, cached_desc
-from ._tensors import refuse_tangent
+from ._tensors import MAX_NDIM, refuse_tangent, why_no_memory
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
                      AnyNormTensors, AnyNormType, AnyQuantRounding, AnyRotationRounding, AnyStyle, AnyTableRows,
                      TorchGating, TorchGeglu, TorchNorm, TorchPassRotation)
@@ -86,24 +90,35 @@ def _refuse_tangents(function: str, **tensors: Any) -> None:
                 raise ValueError(f"{function}: {field}: {error}") from None
 
 
-def _explain(error: RuntimeError, tensors: Sequence[Any], call: Callable[[], Any]) -> NoReturn:
-    """If the kernel refused the call, raises the exception that the same call of a descriptor raises, which is of the
-    package's classes. Otherwise raises `error`: of CUDA, of other tensor classes, or of the layers between the call and
-    the kernel."""
-    if type(error) is RuntimeError and not _is_compiling() and not operators.is_transformed() and all(
-            type(x) in operators.PLAIN_TYPES for x in tensors if isinstance(x, Tensor)):
-        try:
-            with torch.no_grad():
-                call()
-        except Exception as known:
-            raise known from None
+def _explain(error: Exception, tensors: Sequence[Any], call: Callable[[], Any]) -> NoReturn:
+    """If the kernel refused the call, or torch for a tensor that is not one piece of memory, raises the exception that
+    the same call of a descriptor raises, which is of the package's classes. Otherwise raises `error`: of CUDA, of other
+    tensor classes, or of the layers between the call and the kernel."""
+    if not _is_compiling() and not operators.is_transformed():
+        given = [x for x in tensors if isinstance(x, Tensor)]
+        if any([why_no_memory(x) is not None for x in given]) or (
+                type(error) is RuntimeError and all([type(x) in operators.PLAIN_TYPES for x in given])):
+            try:
+                with torch.no_grad():
+                    call()
+            except Exception as known:
+                raise known from None
     raise error
+
+
+def _refuse_shape(function: str, field: str, x: Tensor) -> None:
+    """Raises the reason why torch finds no shape, no number of channels or no tensor like this one."""
+    reason = why_no_memory(x)
+    if reason is not None:
+        raise TypeError(f"{function}: {field}: {reason}") from None
+    if x.dim() == 0:
+        raise ValueError(f"{function}: {field}: it has 0 axes: librope takes 1 to {MAX_NDIM}") from None
 
 
 # ---- RoPE -----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=256)
+@kept(maxsize=256)
 def _rope_desc(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) -> RopeDesc:
     (dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale, num_axes,
      pair_axis, pair_block, rotation_rounding) = what
@@ -276,7 +291,11 @@ def apply_rotary(
     The other arguments are those of RopeDesc and RopeDesc.forward. Gradients flow to q, k, v, q_pass and k_pass alone.
     inv_freq is a sequence of numbers, because it belongs to the descriptor.
     """
-    head_dim = q.size(-1)
+    try:
+        head_dim = q.size(-1)
+    except (RuntimeError, IndexError):
+        _refuse_shape("apply_rotary", "q", q)
+        raise
     if q_pass is not None or k_pass is not None:
         head_dim = _head_dim_of(q, (q, q_pass), (k, k_pass))
         if v is None and not _requires_grad(q, k, q_pass, k_pass, cos, sin, angles) and not _is_transformed():
@@ -310,7 +329,7 @@ def apply_rotary(
         cu_seqlens, cos, sin, angles, table_rows)
     try:
         results = _rotate(*inputs)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # TypeError is that of tensor classes
         _explain(error, inputs[1:], lambda: _rope_desc(what).forward(
             q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
             angles=angles, position_offset=position_offset, table_rows=table_rows,
@@ -573,8 +592,13 @@ def norm_rotary(
     over runs of tokens, then over the runs. Gradients have no gradients: differentiating them raises
     NotImplementedError, and so do forward mode and torch.vmap.
     """
+    try:
+        head_dim = q.size(-1)
+    except (RuntimeError, IndexError):
+        _refuse_shape("norm_rotary", "q", q)
+        raise
     what = _what_of(
-        q.dtype, q.size(-1), style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
+        q.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
         num_axes, pair_axis, pair_block, rotation_rounding)
     normed = bits_of(NORM_TENSORS, "norm_tensors", norm_tensors)
     if not normed:
@@ -602,7 +626,7 @@ def norm_rotary(
         table_rows, *weights, int(normed), heads, most_runs)
     try:
         results = _norm_rotate(*inputs)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # TypeError is that of tensor classes
         _explain(error, inputs[1:], lambda: _rope_desc(what, form).forward(
             q, k, v, positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin,
             angles=angles, position_offset=position_offset, table_rows=table_rows, norm=weights, unrotated=unrotated,
@@ -695,7 +719,11 @@ def rotary_step(
     first = q if q is not None else k if k is not None else v
     assert first is not None
     passes = (None, None) if input is None else (input.q_pass, input.k_pass)
-    head_dim = first.size(-1) if input is None else _head_dim_of(first, (q, passes[0]), (k, passes[1]))
+    try:
+        head_dim = first.size(-1) if input is None else _head_dim_of(first, (q, passes[0]), (k, passes[1]))
+    except (RuntimeError, IndexError):
+        _refuse_shape("rotary_step", "q" if q is not None else "k" if k is not None else "v", first)
+        raise
     what = _what_of(
         first.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
         num_axes, pair_axis, pair_block, rotation_rounding)
@@ -733,18 +761,20 @@ def rotary_step(
         further = (*quant_group[:-3], quant_group.scale_floor, *(input or Input()))
     is_zeroed = cu_seqlens is not None  # tokens outside of sequences are not written
     make = torch.zeros_like if is_zeroed else torch.empty_like
-    outputs = [
-        None if x is None or cached is not None else make(x) if rest is None else _calls.widened_torch(
-            x, head_dim, is_zeroed)
-        for x, cached, rest in zip(tensors, caches, (*passes, None))]
+    outputs: List[Optional[Tensor]] = [None] * 3
     try:
+        outputs = [
+            None if x is None or cached is not None else make(x) if rest is None else _calls.widened_torch(
+                x, head_dim, is_zeroed)
+            for x, cached, rest in zip(tensors, caches, (*passes, None))]
         operators.step(
             _rope_key(what, form), q, k, v, *outputs, False, positions, position_offset, flags, start_positions,
             cu_seqlens, cos, sin, angles, table_rows, fault, *weights,
             *[operators.as_bytes(x) for x in (*cache[:-1], *further)])
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # TypeError is that of tensor classes
         _explain(error, (*tensors, positions, *weights, *cache, *further), lambda: _rope_desc(what, form).forward(
-            *tensors, out=[False if y is None else y for x, y in zip(tensors, outputs) if x is not None],
+            *tensors, out=[y if cached is None else False for x, y, cached in zip(tensors, outputs, caches)
+                           if x is not None],
             positions=positions, start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles,
             fault=fault, position_offset=position_offset, table_rows=table_rows, norm=norm_group, cache=cache_group,
             quant=quant, input=input, unrotated=unrotated, v_unrotated=v_unrotated,
@@ -951,10 +981,14 @@ def _gate_to_codes(
     make_like = torch.empty_like if is_whole else torch.zeros_like
 
     def make_out() -> Tensor:
-        if operators.has_two_channels(out_dtype):
-            assert out_dtype is not None
-            return make([*gate.shape[:-1], gate.size(-1) // 2], out_dtype)
-        return make_like(gate, dtype=gate.dtype if out_dtype is None else out_dtype)
+        try:
+            if operators.has_two_channels(out_dtype):
+                assert out_dtype is not None
+                return make([*gate.shape[:-1], gate.size(-1) // 2], out_dtype)
+            return make_like(gate, dtype=gate.dtype if out_dtype is None else out_dtype)
+        except (RuntimeError, TypeError):
+            _refuse_shape("swiglu", "gate", gate)
+            raise
 
     if not _is_compiling() and not is_recorded:
         result = _calls.gate(
@@ -972,7 +1006,7 @@ def _gate_to_codes(
 
     try:
         result = _GatingToCodes.apply(write, key, *inputs, flags) if is_recorded else write()
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # TypeError is that of tensor classes
         _explain(error, (*inputs, *in_group), lambda: cached_desc(*what).forward(
             gate, up, make_out(), quant=quant, programmatic_launch=programmatic_launch, **_by_name(operands)))
     operators.wrote([x for x in in_group[1:] if x is not None])
@@ -1049,7 +1083,7 @@ def swiglu(
     inputs = (_swiglu_key(*what), *operands, flags_of(programmatic_launch))
     try:
         return _gate(*inputs)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         any_desc: Any = cached_desc(*what)  # its overloads require keywords one by one
         _explain(error, inputs[1:], lambda: any_desc.forward(
             gate, up, programmatic_launch=programmatic_launch, **_by_name(operands[2:])))

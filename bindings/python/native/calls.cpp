@@ -758,15 +758,17 @@ bool intern(PyObject **name, const char *text) {
 
 }  // namespace
 
-// Returns a tuple of the builtins, in their order above, or an exception. It must be called with the GIL, once in a
-// process. version: the ROPE_VERSION of the calling package; a second call, or another version, returns NotImplemented.
+// Returns a tuple of the builtins, in their order above, or an exception. It must be called by the main interpreter,
+// with the GIL, once in a process; a second call returns None. version: the ROPE_VERSION of the calling package; another
+// version returns NotImplemented.
 // The functions are read at each call and must live as long as the process. classes: Norm, Cache, Quant, Input,
 // SwigluQuant and TableRows, then ScaleLayout.STRIDED. keys: those of a descriptor's handles, for the CPU and for each
 // supported device of CUDA.
 extern "C" __attribute__((visibility("default"))) PyObject *rope_python_load(int32_t version,
                                                                              const RopeFunctions *functions,
                                                                              PyObject *classes, PyObject *keys) {
-  if (version != ROPE_VERSION || rope != nullptr) return leave();
+  if (version != ROPE_VERSION) return leave();
+  if (rope != nullptr) return new_reference(kNone);
   rope = functions;
   for (PyObject *object : {classes, keys}) Py_IncRef(object);  // never freed
   types = {PyTuple_GetItem(classes, 0), PyTuple_GetItem(classes, 1), PyTuple_GetItem(classes, 2),

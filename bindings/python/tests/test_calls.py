@@ -107,6 +107,79 @@ class LoadingTest(unittest.TestCase):
                 self.assertIn(f"calls       by ctypes: {file}", self.describe(library))
 
 
+# Imports librope in the main interpreter and in others, in the given order, and calls it in each.
+IN_INTERPRETERS = """
+import sys
+try:
+    import _interpreters
+    make = lambda: _interpreters.create("legacy")
+except ImportError:
+    import _xxsubinterpreters as _interpreters
+    make = lambda: _interpreters.create(isolated=False)
+for place in sys.argv[2:]:
+    if place == "main":
+        exec(sys.argv[1])
+    else:
+        failure = _interpreters.run_string(make(), f"import sys; sys.path[:] = {sys.path}; place = 'other'\\n" + sys.argv[1])
+        assert failure is None, failure
+"""
+IN_ONE = """
+import ctypes, librope
+from librope import _calls
+class Array:
+    def __init__(self, *values):
+        self.values = (ctypes.c_float * 2)(*values)
+        self.__array_interface__ = dict(
+            data=(ctypes.addressof(self.values), False), shape=(1, 1, 2), typestr="<f4", version=3)
+x, y = Array(3.0, 4.0), Array(0.0, 0.0)
+librope.RopeDesc(head_dim=2, style="half", layout="thd", dtype="f32", theta=100.0).forward(x, out=y)
+print(place, list(y.values), _calls.why_ctypes, flush=True)
+for name in ("torch", "transformers") if place == "other" else ():
+    try:
+        getattr(librope, name)
+        print("imported", name, flush=True)
+    except ImportError as error:
+        print(error, flush=True)
+"""
+
+
+class InterpretersTest(unittest.TestCase):
+    def run_python(self, *arguments):
+        process = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", *arguments], text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, cwd=Path(librope.__file__).parents[1])
+        if "does not support loading in subinterpreters" in process.stdout:
+            self.skipTest(process.stdout.splitlines()[-1])
+        self.assertEqual(process.returncode, 0, process.stdout)
+        return process.stdout.splitlines()
+
+    def test_others_than_the_main_one(self):
+        """They do not take the builtins from it, whichever comes first, and say why they have none. torch would fail
+        in them with errors of its own."""
+        for places in (("main", "other", "other"), ("other", "main", "other")):
+            lines = self.run_python(IN_INTERPRETERS, IN_ONE, *places)
+            for place in places:
+                line = lines.pop(0)
+                self.assertTrue(line.startswith(f"{place} [3.0, 4.0]"), line)
+                if place == "other":
+                    if is_quick:
+                        self.assertIn("librope_python.so: it works in the main interpreter of the process alone", line)
+                    for name in ("torch", "transformers"):
+                        self.assertIn(f"librope.{name}: this is not the main interpreter of the process", lines.pop(0))
+                elif is_quick:
+                    self.assertEqual(line, "main [3.0, 4.0] ")
+            self.assertEqual(lines, [])
+
+    @needs_builtins
+    def test_a_second_import(self):
+        script = (
+            "import sys, librope\n"
+            "for name in [name for name in sys.modules if name.partition('.')[0] == 'librope']: del sys.modules[name]\n"
+            "import librope\nprint(librope._calls.why_ctypes)")
+        lines = self.run_python(script)
+        self.assertRegex(lines[0], "librope_python.so: an earlier import of librope in this process has its builtins$")
+
+
 @needs_builtins
 class CallsTest(unittest.TestCase):
     @classmethod

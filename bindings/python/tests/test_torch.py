@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import tempfile
 import unittest
+import unittest.mock
+import warnings
 
 import support
 from support import numpy
@@ -103,6 +106,437 @@ class TensorTest(unittest.TestCase):
             return self.desc.forward(2 * x) + 1
 
         self.assertTrue(torch.equal(torch.compile(block, backend="eager")(self.x), block(self.x)))
+
+
+class KeptDescriptorTest(unittest.TestCase):
+    """Functions keep descriptors by numbers, never by tensors, whose numbers may change in place."""
+
+    def setUp(self):
+        self.x = torch.randn(2, 5, 3, 8)
+
+    def rotated(self, inv_freq, scale=1.0):
+        angles = torch.arange(5)[:, None, None] * torch.tensor(inv_freq, dtype=torch.float64)
+        a, b = self.x.double().chunk(2, -1)
+        cos, sin = scale * angles.cos(), scale * angles.sin()
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).float()
+
+    def assert_near(self, actual, expected):
+        self.assertTrue(torch.allclose(actual, expected, atol=1e-5), (actual - expected).abs().max())
+
+    def test_frequencies(self):
+        form = dict(style="half", layout="bshd")
+        functions = {
+            "apply_rotary": lambda given: apply_rotary(self.x, inv_freq=given, **form),
+            "rotary_step": lambda given: librope.torch.rotary_step(self.x, inv_freq=given, **form)[0],
+            "norm_rotary": lambda given: librope.torch.norm_rotary(
+                self.x, self.x, inv_freq=given, norm_tensors="k", norm_eps=1.0, **form)[0],
+            "recorded": lambda given: apply_rotary(self.x.clone().requires_grad_(), inv_freq=given, **form).detach(),
+        }
+        for name, function in functions.items():
+            for make in (lambda value: torch.tensor(value), lambda value: torch.tensor([value], dtype=torch.float64),
+                         lambda value: torch.nn.Parameter(torch.tensor(value)), numpy.array):
+                for container in (list, tuple, torch.stack):
+                    tensors = [make(1.0 / (i + 1)) for i in range(4)]
+                    if container is torch.stack:
+                        if not isinstance(tensors[0], torch.Tensor) or tensors[0].dim() or tensors[0].requires_grad:
+                            continue
+                        tensors = torch.stack(tensors)
+                    for factor in (1.0, 0.5, 0.25):
+                        with torch.no_grad():
+                            given = tensors if isinstance(tensors, torch.Tensor) else container(tensors)
+                            with self.subTest(name, factor=factor, container=container):
+                                self.assert_near(function(given), self.rotated([float(t) for t in tensors]))
+                            for t in tensors:
+                                t *= 0.5
+
+    def test_numbers(self):
+        """Every number of a descriptor, as a tensor that changes in place."""
+        x = self.x
+
+        def rotate(**keywords):
+            return apply_rotary(x, style="half", layout="bshd", **{"theta": 100.0, **keywords})
+
+        def norm(**keywords):
+            return librope.torch.norm_rotary(
+                x, q_weight=torch.ones(8), style="half", layout="bshd", theta=100.0, **{"norm_eps": 1e-6, **keywords})
+
+        def gate(**keywords):
+            return swiglu(x, x, **keywords)
+
+        def descriptor_gate(**keywords):
+            return librope.swiglu(x, x, **keywords)
+
+        def gate_back(**keywords):
+            return librope.swiglu_backward(x, x, x, **keywords)[0]
+
+        def codes(**keywords):
+            return swiglu(x, x, out_dtype=torch.float8_e4m3fn, **keywords).float()
+
+        cases = [(rotate, "theta", (100.0, 7.0)), (rotate, "attention_scale", (1.5, 0.5)), (rotate, "rotary_dim", (4, 8)),
+                 (rotate, "rotary_offset", (2, 4)), (norm, "norm_eps", (1.0, 0.25)), (norm, "norm_weight_offset", (1.0, 3.0)),
+                 *[(function, name, values) for function in (gate, descriptor_gate, gate_back, codes) for name, values in (
+                     ("alpha", (1.5, 2.5)), ("limit", (0.5, 0.25)), ("up_offset", (1.0, 2.0)), ("out_scale", (2.0, 3.0)))],
+                 *[(function, name, (1.0, 0.5)) for function in (gate, descriptor_gate)
+                   for name in ("gate_softcap", "up_softcap")]]
+        for function, name, values in cases:
+            extra = dict(rotary_dim=4) if name == "rotary_offset" else {}
+            expected = [function(**extra, **{name: value}) for value in values]
+            self.assertFalse(torch.equal(*expected), name)
+            for make in (torch.tensor, numpy.array):
+                number = make(values[0])
+                for _ in range(2):
+                    for value, wanted in zip(values, expected):
+                        number[...] = value
+                        with self.subTest(function.__name__, name=name, value=value, make=make):
+                            self.assertTrue(torch.equal(function(**extra, **{name: number}), wanted))
+
+    def test_a_pair_s_axis(self):
+        positions = torch.randint(0, 9, (2, 2, 5))
+        axes = [torch.tensor(i % 2) for i in range(4)]
+
+        def call(axes):
+            return apply_rotary(
+                self.x, style="half", layout="bshd", theta=100.0, num_axes=2, pair_axis=axes, positions=positions)
+
+        before = call(axes)
+        self.assertTrue(torch.equal(before, call([0, 1, 0, 1])))
+        axes[0] += 1
+        self.assertTrue(torch.equal(call(axes), call([1, 1, 0, 1])))
+        self.assertFalse(torch.equal(call(axes), before))
+
+    def test_a_module_has_the_numbers_of_its_construction(self):
+        tensors, theta = [torch.tensor(1.0 / (i + 1)) for i in range(4)], torch.tensor(100.0)
+        for given in (dict(inv_freq=tensors), dict(inv_freq=torch.stack(tensors)), dict(theta=theta)):
+            module = librope.torch.RotaryEmbedding(8, style="half", layout="bshd", **given)
+            before = module(self.x)
+            for t in (*tensors, theta):
+                t.mul_(0.5)
+            self.assertTrue(torch.equal(module(self.x), before))
+            self.assertNotIn("tensor", repr(module))
+
+    def test_what_is_no_number(self):
+        for theta in (torch.tensor([1.0, 2.0]), numpy.array([1.0, 2.0]), "100", object(), [100.0]):
+            with self.subTest(theta=theta):
+                for _ in range(2):
+                    with self.assertRaises((TypeError, ValueError, RuntimeError)):
+                        apply_rotary(self.x, style="half", layout="bshd", theta=theta)
+        with self.assertRaises((TypeError, ValueError)):
+            apply_rotary(self.x, style="half", layout="bshd", inv_freq=[numpy.ones(2)] * 4)
+
+    def test_keys_without_tensors_are_found(self):
+        from librope import torch as module
+
+        form = dict(style="half", layout="bshd", inv_freq=(1.0, numpy.float32(0.5), 0.25, numpy.float64(0.125)))
+        apply_rotary(self.x, **form)
+        with unittest.mock.patch.object(module, "RopeDesc", side_effect=AssertionError("made again")):
+            apply_rotary(self.x, **form)
+            apply_rotary(self.x, **{**form, "inv_freq": [torch.tensor(y) for y in form["inv_freq"]]})
+
+    def test_in_graphs(self):
+        tensors = [torch.tensor(1.0 / (i + 1)) for i in range(4)]
+
+        def block(x, tensors):
+            return apply_rotary(x, style="half", layout="bshd", inv_freq=tensors) + 1
+
+        compiled = torch.compile(block, backend="eager")
+        for _ in range(3):
+            self.assert_near(compiled(self.x, tensors), self.rotated([float(t) for t in tensors]) + 1)
+            for t in tensors:
+                t.mul_(0.5)
+
+
+class WithoutMemoryTest(unittest.TestCase):
+    """Tensors of torch that are not one piece of memory with strides are refused in the package's words, or computed
+    through torch's own dispatch."""
+
+    @classmethod
+    def setUpClass(cls):
+        distributed = torch.distributed
+        cls.distributed = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.distributed.cleanup)
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{cls.distributed.name}/store", rank=0, world_size=1)
+        cls.addClassCleanup(distributed.destroy_process_group)
+
+    def setUp(self):
+        self.x = torch.randn(2, 5, 3, 8)
+        self.desc, self.gate = RopeDesc(head_dim=8, dtype="f32", **BSHD), librope.SwigluDesc(dtype="f32")
+
+    def make_dtensor(self, x):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        return distribute_tensor(x, init_device_mesh("cpu", (1,)), [Shard(0)])
+
+    def calls(self):
+        """By the beginning of their errors: calls with the tensor at every kind of place."""
+        x, row, desc, gate = self.x, torch.ones(5, 4), self.desc, self.gate
+        module = librope.torch
+        return {
+            "rope_forward: q": [
+                desc.forward, lambda y: desc.forward(y, out=y), lambda y: desc.forward(y, out=x.clone()),
+                lambda y: apply_rotary(y, **BSHD), lambda y: apply_rotary(y, x, **BSHD),
+                lambda y: module.norm_rotary(y, norm_eps=1e-6, **BSHD), lambda y: module.rotary_step(y, **BSHD),
+                lambda y: module.apply_rotary_pos_emb(y, y, x[..., 0, :], x[..., 0, :], 2)],
+            "rope_forward: q_out": [lambda y: desc.forward(x, out=y)],
+            "rope_forward: k": [
+                lambda y: desc.forward(x, y), lambda y: apply_rotary(x, y, **BSHD),
+                lambda y: module.norm_rotary(x, y, norm_eps=1e-6, **BSHD), lambda y: module.rotary_step(x, y, **BSHD)],
+            "rope_forward: positions": [
+                lambda y: desc.forward(x, positions=y), lambda y: apply_rotary(x, positions=y, **BSHD)],
+            "rope_forward: sin": [
+                lambda y: desc.forward(x, cos=row, sin=y),
+                lambda y: apply_rotary(x, cos=row, sin=y, style="half", layout="bshd")],
+            "rope_forward: norm.q_weight": [
+                lambda y: module.norm_rotary(x, q_weight=y, norm_eps=1e-6, **BSHD)],
+            "rope_backward: q": [desc.backward],
+            "swiglu_forward: gate": [
+                lambda y: gate.forward(y, x), lambda y: librope.swiglu(y, x), lambda y: swiglu(y, x),
+                lambda y: swiglu(y, x, product_rounding=False, out_dtype=torch.float8_e4m3fn)],
+            "swiglu_forward: up": [lambda y: gate.forward(x, y), lambda y: swiglu(x, y), lambda y: geglu(x, y)],
+            "swiglu_forward: out": [lambda y: gate.forward(x, x, y), lambda y: librope.swiglu(x, x, y)],
+            "swiglu_backward: grad_out": [lambda y: gate.backward(y, x, x)],
+            "swiglu_backward: grad_up": [lambda y: gate.backward(x, x, x, grad_up=y)],
+        }
+
+    def assert_refused(self, make, words, skip=()):
+        before = self.x.clone()
+        for field, functions in self.calls().items():
+            for number, function in enumerate(functions):
+                if (field, number) in skip:
+                    continue
+                for requires_grad in (False, True):
+                    y, texts = make(), words
+                    if requires_grad:
+                        try:
+                            y.requires_grad_()
+                        except (RuntimeError, TypeError):  # some kinds cannot
+                            continue
+                        texts += "|(it requires grad|.* have no gradient)"
+                    with self.subTest(field, number=number, requires_grad=requires_grad), self.assertRaisesRegex(
+                            (TypeError, ValueError), f"^({field}|swiglu: gate|[a-z_]+: [qk]|apply_rotary): ({texts})"):
+                        function(y)
+                    self.assertTrue(torch.equal(self.x, before))
+
+    def test_nested_tensors(self):
+        for layout in (torch.strided, torch.jagged):
+            self.assert_refused(lambda: torch.nested.nested_tensor(
+                [torch.randn(5, 3, 8), torch.randn(4, 3, 8)], layout=layout), "it is a nested tensor: for layout")
+        irregular = torch.nested.nested_tensor([torch.randn(5, 3, 8), torch.randn(4, 3, 6)])
+        for name, function in (
+                ("apply_rotary: q", lambda y: apply_rotary(y, **BSHD)),
+                ("norm_rotary: q", lambda y: librope.torch.norm_rotary(y, norm_eps=1e-6, **BSHD)),
+                ("rotary_step: q", lambda y: librope.torch.rotary_step(y, **BSHD)),
+                ("rotary_step: v", lambda y: librope.torch.rotary_step(v=y, **BSHD)),
+                ("swiglu_codes: gate", lambda y: librope.torch.swiglu_codes(y, y)),
+                ("swiglu_gradients: gate", lambda y: librope.torch.swiglu_gradients(y, y, y)),
+                ("apply_rotary_emb: x", lambda y: librope.torch.apply_rotary_emb(y, torch.ones(5, 4), torch.ones(5, 4)))):
+            with self.subTest(name), self.assertRaisesRegex(TypeError, f"^{name}: it is a nested tensor"):
+                function(irregular)
+
+    def test_what_the_text_of_nested_tensors_says(self):
+        """values() and offsets() are a tensor of layout "thd" and its cu_seqlens."""
+        parts = [torch.randn(5, 3, 8), torch.randn(4, 3, 8)]
+        nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+        out = apply_rotary(nested.values(), cu_seqlens=nested.offsets(), **{**BSHD, "layout": "thd"})
+        self.assertTrue(torch.equal(out, torch.cat([apply_rotary(x[None], **BSHD)[0] for x in parts])))
+
+    def test_dtensors(self):
+        self.assert_refused(lambda: self.make_dtensor(self.x), "it is a DTensor, of which each rank has a part: give its")
+        empty = self.make_dtensor(self.x[:0])
+        for function in (self.desc.forward, lambda y: self.desc.forward(y, out=y), lambda y: apply_rotary(y, **BSHD)):
+            with self.assertRaisesRegex(TypeError, "rope_forward: q: it is a DTensor"):
+                function(empty)
+        local = self.make_dtensor(self.x).to_local()
+        self.assertTrue(torch.equal(self.desc.forward(local), self.desc.forward(self.x)))
+        with self.assertRaisesRegex(TypeError, "swiglu_codes: gate: it is a DTensor"):
+            librope.torch.swiglu_codes(self.make_dtensor(self.x[0, :, 0]), self.x[0, :, 0], group_size=1)
+
+    def test_layouts_and_quantised_tensors(self):
+        matrix = torch.randn(4, 8)
+        kinds = {"its layout is torch.sparse_coo": lambda: self.x.to_sparse(),
+                 "its layout is torch.sparse_csr": lambda: matrix.to_sparse_csr(),
+                 "its layout is torch.sparse_bsr": lambda: matrix.to_sparse_bsr((2, 2))}
+        if torch.backends.mkldnn.is_available():
+            kinds["its layout is torch._mkldnn"] = lambda: self.x.to_mkldnn()
+        for words, make in kinds.items():
+            # apply_rotary_pos_emb calls to() and looks at the axes.
+            self.assert_refused(make, words, skip=[("rope_forward: q", 7)])
+        for field, functions in self.calls().items():
+            for function in functions[:4] if field != "rope_forward: q" else functions[:6]:
+                with self.subTest(field), self.assertRaisesRegex(
+                        (TypeError, ValueError), "dtype is (torch.)?quint8: (librope has none such|it must be one of)"):
+                    function(torch.quantize_per_tensor(self.x, 0.1, 0, torch.quint8))
+
+    def test_masked_tensors(self):
+        self.assert_refused(
+            lambda: torch.masked.masked_tensor(self.x.clone(), self.x > 0), "it is a MaskedTensor, whose mask would be",
+            skip=[("rope_forward: q", 7)])
+
+    def test_wrappers_and_fakes(self):
+        """librope.torch leaves them to torch's dispatch; descriptors refuse them."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        class Wrapper(torch.Tensor):
+            @staticmethod
+            def __new__(cls, x):
+                return torch.Tensor._make_wrapper_subclass(
+                    cls, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device)
+
+            def __init__(self, x):
+                self.inner = x
+
+            @classmethod
+            def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+                from torch.utils._pytree import tree_map_only
+
+                arguments, keywords = tree_map_only(Wrapper, lambda x: x.inner, (arguments, keywords or {}))
+                return tree_map_only(torch.Tensor, Wrapper, function(*arguments, **keywords))
+
+        freed = self.x.clone()
+        freed.untyped_storage().resize_(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for name, y in (("Wrapper", Wrapper(self.x)), ("FakeTensor", FakeTensorMode().from_tensor(self.x)),
+                            ("torch.Tensor", torch._efficientzerotensor(self.x.shape)), ("torch.Tensor", freed)):
+                for field, function in (
+                        ("rope_forward: q", self.desc.forward), ("rope_forward: q_out", lambda y: self.desc.forward(
+                            self.x, out=y)), ("rope_forward: k", lambda y: self.desc.forward(self.x, y)),
+                        ("swiglu_forward: up", lambda y: self.gate.forward(self.x, y))):
+                    with self.subTest(name, field=field), self.assertRaisesRegex(
+                            TypeError, f"^{field}: it is a .*{name} of 240 elements without memory"):
+                        function(y)
+        self.assertTrue(torch.equal(apply_rotary(Wrapper(self.x), **BSHD).inner, self.desc.forward(self.x)))
+        self.assertTrue(torch.equal(swiglu(Wrapper(self.x), Wrapper(self.x)).inner, self.gate.forward(self.x, self.x)))
+
+        class Refusing(Wrapper):
+            @classmethod
+            def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
+                raise RuntimeError("its own refusal")
+
+        with self.assertRaisesRegex(RuntimeError, "^its own refusal$"):
+            apply_rotary(Refusing(self.x), **BSHD)
+
+    def test_negated_views(self):
+        """Operators see the numbers, and descriptors refuse them: the memory has the opposite ones."""
+        def negated(x):
+            y = torch.complex(torch.zeros_like(x), -x).conj().imag
+            self.assertTrue(y.is_neg() and torch.equal(y, x))
+            return y
+
+        x, weight, row = self.x, torch.randn(8), torch.randn(5, 4)
+        cos, sin = row.cos(), row.sin()
+        module = librope.torch
+
+        def step(x, weight):
+            return module.rotary_step(x, norm="rms", norm_eps=1e-6, q_weight=weight, **BSHD)[0]
+
+        for function, inputs in (
+                (lambda x: apply_rotary(x, **BSHD), [x]), (lambda x, y: apply_rotary(x, y, **BSHD)[1], [x, 2 * x]),
+                (lambda c, s: apply_rotary(x, cos=c, sin=s, style="half", layout="bshd"), [cos, sin]),
+                (lambda x, w: module.norm_rotary(x, q_weight=w, norm_eps=1e-6, **BSHD), [x, weight]),
+                (step, [x, weight]), (swiglu, [x, 3 * x]), (lambda x, b: swiglu(x, x, gate_bias=b), [x, weight]),
+                (lambda x: swiglu(x, x, out_dtype=torch.float8_e4m3fn).float(), [x])):
+            expected = function(*inputs)
+            self.assertTrue(torch.equal(function(*map(negated, inputs)), expected))
+            for i in range(len(inputs)):
+                mixed = [negated(y) if i == j else y for j, y in enumerate(inputs)]
+                self.assertTrue(torch.equal(function(*mixed), expected))
+        # torch cannot write such views for an operator that returns nothing.
+        y, cache, slots = negated(x), negated(torch.ones(2, 5, 3, 8)), torch.arange(10).reshape(2, 5)
+        with self.assertRaises(RuntimeError):
+            torch.ops.librope.rotate_(self.desc._key, y, None, None, False)
+        with self.assertRaisesRegex(ValueError, "rope_forward: cache.k_cache: it is a lazily negated view"):
+            module.rotary_step(k=x, cache=librope.Cache(cache, slots=slots), **BSHD)
+        self.assertTrue(torch.equal(y, x) and (cache == 1).all())
+        for field, functions in self.calls().items():
+            if field.endswith(("q_out", ": out", "grad_up")):
+                for function in functions:
+                    target = negated(x)
+                    with self.assertRaisesRegex(ValueError, f"^{field}: it is a lazily negated view"):
+                        function(target)
+                    self.assertTrue(torch.equal(target, x))
+        y = negated(x)
+        y.requires_grad_()
+        apply_rotary(y, **BSHD).sum().backward()
+        self.assertTrue(torch.equal(y.grad, self.desc.backward(torch.ones_like(x))))
+
+    def test_tensors_without_axes(self):
+        number = torch.tensor(1.0)
+        for name, function in (
+                ("apply_rotary: q", lambda: apply_rotary(number, **BSHD)),
+                ("norm_rotary: q", lambda: librope.torch.norm_rotary(number, norm_eps=1e-6, **BSHD)),
+                ("rotary_step: k", lambda: librope.torch.rotary_step(None, number, **BSHD)),
+                ("swiglu_forward: gate", lambda: swiglu(number, number)),
+                ("rope_forward: positions", lambda: apply_rotary(self.x, positions=torch.tensor(1), **BSHD))):
+            with self.subTest(name), self.assertRaisesRegex(ValueError, f"^{name}: it has 0 axes: librope takes 1 to 4"):
+                function()
+
+
+class EmptyTest(unittest.TestCase):
+    """torch's empty tensors all have the address 0: no two of them are one tensor for that."""
+
+    def test_outputs_that_are_added_to(self):
+        for shape, k_shape in (((0, 3, 8), (0, 1, 8)), ((4, 0, 8), (4, 3, 8)), ((0, 0, 8), (0, 3, 8))):
+            desc = RopeDesc(head_dim=8, style="half", layout="thd", theta=100.0, dtype="f32")
+            q, k, out, k_out = torch.randn(shape), torch.randn(k_shape), torch.randn(shape), torch.randn(k_shape)
+            expected = k_out + desc.backward(k)
+            for _ in range(2):
+                with self.subTest(shape, k_shape=k_shape):
+                    results = desc.backward(q, k, out=(out, k_out), accumulate=True)
+                    self.assertIs(results[0], out)
+                    self.assertTrue(torch.allclose(k_out, expected, atol=1e-6))
+                    expected = expected + desc.backward(k)
+                    if not k.numel():
+                        self.assertIs(desc.backward(q, out=out, accumulate=True), out)
+
+    def test_a_norm_s_gradients_that_are_added_to(self):
+        desc = RopeDesc(head_dim=8, style="half", layout="thd", theta=100.0, dtype="f32", norm="rms", norm_eps=1e-6)
+        q, grad, out, weight = torch.randn(0, 3, 8), torch.randn(0, 3, 8), torch.randn(0, 3, 8), torch.randn(8)
+        rows = torch.ones(1, 8)
+        desc.backward(grad, out=out, accumulate=True, norm=librope.NormGradient(
+            q_in=q, q_weight=weight, grad_q_weight=rows))
+        self.assertTrue(torch.equal(rows, torch.ones(1, 8)))
+
+    def test_a_training_step_of_experts(self):
+        """One of the experts has no tokens."""
+        weights = torch.randn(3, 6, 8, requires_grad=True)
+        for counts in ((4, 0, 3), (0, 0, 0)):
+            gradients = []
+            for gate in (swiglu, lambda g, u, **keywords: torch.nn.functional.silu(g) * u):
+                total = weights.new_zeros(())
+                for expert, count in enumerate(counts):
+                    tokens = torch.arange(count * 6.0).sin().reshape(count, 6)
+                    g, u = (tokens @ weights[expert]).chunk(2, -1)
+                    total = total + gate(g, u).square().sum()
+                gradients.append(torch.autograd.grad(total, weights)[0])
+            self.assertTrue(torch.allclose(*gradients, atol=1e-5))
+
+    def test_every_function(self):
+        module, key = librope.torch, dict(style="half", layout="thd", theta=100.0)
+        q, k = (torch.randn(0, heads, 8, requires_grad=True) for heads in (3, 1))
+        weight, bias = torch.randn(8, requires_grad=True), torch.randn(8, requires_grad=True)
+        lengths = torch.zeros(1, dtype=torch.int64)
+        for outputs, inputs in (
+                (apply_rotary(q, k, **key), (q, k)), (apply_rotary(q, k, cu_seqlens=lengths, **key), (q, k)),
+                (apply_rotary(q, q_pass=q, **{**key, "rotary_dim": 8}), (q,)),
+                (module.norm_rotary(q, k, q_weight=weight, k_weight=weight, norm_eps=1e-6, **key), (q, k, weight)),
+                (swiglu(q, q, gate_bias=bias, row_scale=q[..., 0]), (q, bias)),
+                (swiglu(k[:, 0], k[:, 0], up_bias=bias[None].expand(2, 8), expert_offsets=lengths.expand(3)), (k, bias)),
+                (swiglu(k[:, 0], k[:, 0], row_scale=bias, row_index=lengths[:0]), (k, bias))):
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            for x, grad in zip(inputs, torch.autograd.grad([y.sum() for y in outputs], inputs)):
+                self.assertEqual((grad.shape, grad.abs().sum().item()), (x.shape, 0.0))
+        with torch.no_grad():
+            cache = librope.Cache(torch.ones(2, 2, 1, 8), torch.ones(2, 2, 1, 8), slots=lengths[:0])
+            out = module.rotary_step(q, k, k, cache=cache, v_unrotated=True, **key)
+            self.assertEqual([y.shape for y in out], [q.shape, k.shape, k.shape])
+            self.assertTrue((cache.k_cache == 1).all())
+            x = torch.randn(0, 64)
+            made = module.swiglu_codes(x, x)
+            self.assertEqual((made.codes.shape, made.column_codes.shape), (x.shape, x.shape))
+            codes, scales = swiglu(x, x, out_dtype=torch.float8_e4m3fn, group_size=32)
+            self.assertEqual((codes.shape, scales.shape), (x.shape, (0, 2)))
 
 
 class OperatorTest(unittest.TestCase):
