@@ -40,6 +40,9 @@ class FixedList {
 // A text of less than kSize bytes. What has no room is left out.
 template <size_t kSize>
 struct FixedText {
+  // Clang 14 gives text[kSize] = "" the size that another kSize had, and clears as much.
+  FixedText() { text[0] = '\0'; }
+
   void append(const char *words) {
     for (; *words != '\0' && used < kSize - 1; ++words) text[used++] = *words;
     text[used] = '\0';
@@ -55,7 +58,7 @@ struct FixedText {
     append(digits + first);
   }
 
-  char text[kSize] = "";
+  char text[kSize];
   size_t used = 0;
 };
 
