@@ -25,8 +25,9 @@ void Preloader::load(const Kernel &kernel) {
 
 rope_status_t launch_with_params(const char *function, const Launch &what, const ParamsType &type, void *params,
                                  int32_t device_index, rope_stream_t stream) {
-  if (what.kernel.params != &type)
+  if (what.kernel.params != &type) {
     return fail(ROPE_STATUS_INTERNAL_ERROR, "%s: the kernel takes other params", function);
+  }
   DeviceScope scope(device_index);
   if (!scope.is_current()) return fail_switch(function, device_index);
   CUfunction kernel;
