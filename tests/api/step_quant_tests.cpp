@@ -135,6 +135,25 @@ TEST_CASE("q, k and v that are all turned in a part of their heads have the CPU'
 }
 #endif
 
+TEST_CASE("codes and factors of a tensor without heads, beside words", "[rope][step][quant]") {
+  for (const rope_dtype_t dtype : dtypes) {
+    for (const int64_t tokens : {1, 700}) {
+      StepCase step;
+      step.dtype = dtype;
+      step.layout = ROPE_LAYOUT_THD;
+      step.tokens = tokens;
+      step.head_dim = 128;
+      step.flags = ROPE_FLAG_V_UNROTATED;
+      step.q.heads = 2;
+      step.q.out = step.k.out = StepOut::Own;
+      step.k.heads = 0;
+      step.k.out_dtype = ROPE_DTYPE_F8_E4M3;
+      step.k.factor = RowFactor::ByToken;
+      step.check();
+    }
+  }
+}
+
 TEST_CASE("scales of heads, scales that multiply, and none", "[rope][step][quant]") {
   for (const rope_dtype_t code : codes) {
     for (const Scale scale : {Scale::None, Scale::One, Scale::ByHead}) {
