@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 from numbers import Number
-from typing import Any, Callable, Tuple, TypeVar
+from typing import Any, Callable, TypeVar
 
 _Result = TypeVar("_Result")
+_TUPLE: Any = tuple  # with this type, its elements may be anything
 
 
 class _Changing(Exception):
@@ -16,14 +17,13 @@ class _Changing(Exception):
 def _is_changing(x: Any) -> bool:
     """Whether x is or contains a tensor: its numbers may change, so that neither it nor its identity is a key. NumPy's
     numbers do not change, although they also have `item`."""
-    return any(map(_is_changing, x)) if isinstance(x, tuple) else hasattr(x, "item") and not isinstance(x, Number)
+    return any(map(_is_changing, x)) if isinstance(x, _TUPLE) else hasattr(x, "item") and not isinstance(x, Number)
 
 
 def constant(x: Any) -> Any:
     """x with the present numbers of the tensors that it is or contains."""
-    if isinstance(x, tuple):
-        parts: Tuple[Any, ...] = x
-        return tuple([constant(part) for part in parts])
+    if isinstance(x, _TUPLE):
+        return tuple([constant(part) for part in x])
     return x.item() if _is_changing(x) else x
 
 

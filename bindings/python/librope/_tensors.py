@@ -280,6 +280,9 @@ _TYPESTRS_OF_MANY = {"V2": ("bfloat16",), **dict.fromkeys(("V1", "f1"), (
     "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"))}
 
 
+_SEQUENCES: Any = (tuple, list)
+
+
 class _Interface:
     """Reads an __array_interface__ or __cuda_array_interface__. Python counts True as 1; here only integers are
     numbers."""
@@ -293,7 +296,7 @@ class _Interface:
 
     def integers(self, entry: str) -> Tuple[int, ...]:
         values: Any = self.entries.get(entry)
-        if not isinstance(values, (tuple, list)):
+        if not isinstance(values, _SEQUENCES):
             raise TypeError(f"its {entry} is {values!r}: it must be a tuple of integers")
         return tuple([integer(f"its {entry}[{i}]", value) for i, value in enumerate(values)])
 
@@ -317,7 +320,7 @@ class _Interface:
         data: Any = self.entries.get("data")
         if data is None or self.entries.get("mask") is not None:
             raise TypeError("its array interface names no pointer, or a mask")
-        if not isinstance(data, (tuple, list)) or len(data) != 2:
+        if not isinstance(data, _SEQUENCES) or len(data) != 2:
             raise TypeError(f"its data is {data!r}: it must be an address, and whether it is read-only")
         return 0 if data[0] is None else integer("its data[0]", data[0]), bool(data[1])
 

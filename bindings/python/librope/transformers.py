@@ -36,11 +36,15 @@ import types
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
 
-import torch
+from ._library import refuse_other_interpreters
+
+refuse_other_interpreters(__name__)
+import torch  # noqa: E402
 
 from ._enums import NormExtent, NormOrder, NormRounding, NormType, RotationRounding, Style, TableRows
 from ._hf_config import from_hf_config
 from ._rope import as_list
+from ._torch_operators import is_transformed
 from ._torch_scaled import apply_scaled_rotary
 from ._types import AnyLayout, TorchNorm, TorchRotation
 from .torch import _is_transformed  # pyright: ignore[reportPrivateUsage]  # private to the package
@@ -162,6 +166,17 @@ def _version_of(buffer: torch.Tensor) -> Optional[int]:
     return None if buffer.is_inference() else buffer._version
 
 
+_is_tracing: Callable[[], bool] = getattr(torch.jit, "is_tracing")  # it is public, but not for type checkers
+
+
+def _is_current(known: _Frequencies, buffer: torch.Tensor) -> bool:
+    """Whether the buffer has the numbers that were read from one. On a GPU, where reading waits for the device, its
+    version tells. On a CPU they are read: inference tensors and changes through .data have no version."""
+    if buffer.device.type == "cpu" and not is_transformed() and not _is_tracing():
+        return known.inv_freq == tuple(as_list(buffer))
+    return known.buffer is buffer and known.version == _version_of(buffer)
+
+
 def _frequencies_of(rotary: Any, layer_type: Optional[str]) -> _Frequencies:
     """The frequencies are read again if the buffer was changed or replaced: moved, cast, or rescaled for a longer
     sequence. While torch.compile traces, the stored values are constants, read as a plain attribute: it cannot trace
@@ -172,8 +187,7 @@ def _frequencies_of(rotary: Any, layer_type: Optional[str]) -> _Frequencies:
     prefix = "" if layer_type is None else f"{layer_type}_"
     buffer = getattr(rotary, prefix + "inv_freq")
     scale = float(getattr(rotary, prefix + "attention_scaling"))
-    if (known is None or known.buffer is not buffer or known.version != _version_of(buffer)
-            or known.attention_scale != scale):
+    if known is None or known.attention_scale != scale or not _is_current(known, buffer):
         known = _Frequencies(buffer, scale)
         rotary._librope_frequencies = {**rotary._librope_frequencies, layer_type: known}
     return known

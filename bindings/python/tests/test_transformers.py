@@ -703,10 +703,21 @@ class PatchTest(unittest.TestCase):
         rotary = model.model.rotary_emb
         before = run(model)[0]
         patched(self, model)
-        run(model)
+
+        @torch.inference_mode()
+        def replace(values):  # by an inference tensor, which has no version
+            rotary.inv_freq = values.clone()
+
+        @torch.inference_mode()
+        def halve():
+            rotary.inv_freq.mul_(0.5)
+
+        original = rotary.inv_freq.clone()
         for change in (
                 lambda: rotary.inv_freq.mul_(0.5), lambda: rotary.inv_freq.copy_(torch.ones_like(rotary.inv_freq)),
-                lambda: setattr(rotary, "attention_scaling", 1.5)):
+                lambda: rotary.inv_freq.data.copy_(original / 4), lambda: setattr(rotary, "attention_scaling", 1.5),
+                lambda: replace(original / 8), halve):
+            run(model)
             with torch.no_grad():
                 change()
             rotated = run(model)[0]
