@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_char_p, c_double, c_int32, c_int64, c_s
 from typing import Any, Dict, List, Tuple
 
 ROPE_VERSION_MAJOR = 0
-ROPE_VERSION_MINOR = 2
+ROPE_VERSION_MINOR = 3
 ROPE_VERSION_PATCH = 0
 
 # ---- Constants ------------------------------------------------------------------------------------------------------

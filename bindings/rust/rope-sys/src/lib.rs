@@ -9,7 +9,7 @@ use std::marker::{PhantomData, PhantomPinned};
 use std::os::raw::{c_char, c_void};
 
 pub const ROPE_VERSION_MAJOR: u32 = 0;
-pub const ROPE_VERSION_MINOR: u32 = 2;
+pub const ROPE_VERSION_MINOR: u32 = 3;
 pub const ROPE_VERSION_PATCH: u32 = 0;
 /// The version of the header that this file mirrors.
 pub const ROPE_VERSION: u32 = ROPE_VERSION_MAJOR * 10000 + ROPE_VERSION_MINOR * 100 + ROPE_VERSION_PATCH;
