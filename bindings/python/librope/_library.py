@@ -131,11 +131,11 @@ def is_main_interpreter() -> bool:
 
 
 def refuse_other_interpreters(module: str) -> None:
-    """Without this, torch fails somewhere within, or crashes."""
+    """Without this, torch fails somewhere within, or hangs."""
     if not is_main_interpreter():
         raise ImportError(
-            f"{module}: this is not the main interpreter of the process: torch and its operators work in that one alone. "
-            "librope itself works here, with tensors that have __dlpack__ or an array interface")
+            f"{module}: this is not the main interpreter of the process: torch and its operators work in that one "
+            "alone. librope itself works here, with tensors that have __dlpack__ or an array interface")
 
 
 def beside_library(name: str) -> str:

@@ -78,8 +78,8 @@ _TORCH_SUBCLASSES = {
 def why_no_memory(x: Any) -> Optional[str]:
     """Why a tensor of torch is not one piece of memory with strides, as far as its kind tells; None if it may be."""
     if x.is_nested:
-        return ("it is a nested tensor: for layout \"thd\" give the values() of one with torch.jagged, and its offsets() "
-                "as cu_seqlens")
+        return ("it is a nested tensor: for layout \"thd\" give the values() of one with torch.jagged, and its "
+                "offsets() as cu_seqlens")
     for base in type(x).__mro__:
         if base.__name__ in _TORCH_SUBCLASSES and base.__module__.startswith("torch."):
             return _TORCH_SUBCLASSES[base.__name__]
