@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -D NM=… -D OBJECTS=…|… -P imports.cmake: checks the functions of the C library that the library's own objects
 # call. Calls print nothing and allocate nothing: only texts are formatted, and only the function that creates a
-# descriptor allocates. No function reads a number from a text (strtol, atoi, sscanf): compiled with a C library from
-# 2.38 on, the library would need that version.
+# descriptor allocates. It also maps the memory of tasks, which more calls at the same time can increase. No function
+# reads a number from a text (strtol, atoi, sscanf): compiled with a C library from 2.38 on, the library would need that
+# version.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -20,6 +21,7 @@ set(rules
   "src/backend/cpu/cpu_kernels.cpp| getenv strcmp"
   "src/backend/cpu/processors.cpp|  pthread_once sched_getaffinity __sched_cpucount sysconf"
   "src/backend/cpu/processors.cpp|  open(64)? (__)?read(_chk)? close str(chr|cmp|len|ncmp|str)"
+  "src/backend/cpu/task_memory.cpp| mmap(64)? munmap sched_yield pthread_(atfork|once|self)"
   "src/backend/cpu/thread_pool.cpp| pthread_.* dl_iterate_phdr sig(fill|del)set"
   "src/backend/cuda/device_cache.cpp| getenv getpid"
   "src/backend/cuda/|               atexit cuda.* __cuda.* pthread_.*"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* no_allocation.c - a call allocates and prints nothing
  *
- * The C library's allocator is replaced by functions that count, for the whole process including the library's
+ * The C library's allocator and mmap are replaced by functions that count, for the whole process including the library's
  * threads, and standard output and error by a file. Then the program makes the calls of a server: after a few calls
  * to warm up, none may allocate or write a byte. Argument: cpu, or cuda, which skips (77) if there is no device.
  */
@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #if ROPE_TEST_CUDA
@@ -65,6 +67,11 @@ void free(void *memory) {
   __libc_free(memory);
 }
 
+void *mmap(void *address, size_t size, int protection, int flags, int file, off_t offset) {
+  count();
+  return (void *)syscall(SYS_mmap, address, size, protection, flags, file, offset);
+}
+
 static void fail(const char *what) {
   fprintf(stderr, "%s: %s\n", what, rope_last_error());
   exit(1);
@@ -76,10 +83,12 @@ enum {
 };
 
 typedef struct {
-  rope_desc_t *rope;
+  rope_desc_t *rope, *norm;
   swiglu_desc_t *swiglu;
-  rope_args_t small, large, table;
-  swiglu_args_t forward, backward;
+  rope_args_t small, large, table, normed, gradient;
+  rope_norm_args_t norm_forward, norm_backward;
+  swiglu_args_t forward, backward, codes;
+  swiglu_column_args_t columns;
 } Calls;
 
 static rope_tensor_t tensor(void *data, rope_dtype_t dtype, int ndim, int64_t first, int64_t second, int64_t third) {
@@ -110,6 +119,9 @@ static void prepare(rope_device_t device, float *memory, Calls *calls) {
   rope.theta = 10000.0;
   rope.num_threads = device == ROPE_DEVICE_CPU ? 3 : 0;
   if (rope_desc_create(&rope, &calls->rope) != ROPE_STATUS_SUCCESS) fail("rope_desc_create");
+  rope.norm = ROPE_NORM_RMS;
+  rope.norm_eps = 1e-6;
+  if (rope_desc_create(&rope, &calls->norm) != ROPE_STATUS_SUCCESS) fail("rope_desc_create with a norm");
   memset(&swiglu, 0, sizeof(swiglu));
   swiglu.struct_size = sizeof(swiglu);
   swiglu.device = device;
@@ -127,10 +139,23 @@ static void prepare(rope_device_t device, float *memory, Calls *calls) {
   calls->table.cos = tensor(memory + 2 * kLarge, ROPE_DTYPE_F32, 2, kLarge / 512, 32, 0);
   calls->table.sin = tensor(memory + 3 * kLarge, ROPE_DTYPE_F32, 2, kLarge / 512, 32, 0);
 
+  calls->normed = calls->gradient = calls->large;
+  calls->norm_forward.struct_size = calls->norm_backward.struct_size = sizeof(calls->norm_forward);
+  calls->norm_backward.q_in = tensor(memory + 2 * kLarge, ROPE_DTYPE_F32, 3, kLarge / 512, 8, 64);
+  calls->norm_backward.k_in = tensor(memory + 3 * kLarge, ROPE_DTYPE_F32, 3, kLarge / 512, 2, 64);
+  calls->norm_backward.grad_q_weight = tensor(memory + 4 * kLarge, ROPE_DTYPE_F32, 2, 3, 64, 0);
+  calls->normed.norm = &calls->norm_forward;
+  calls->gradient.norm = &calls->norm_backward;
+
   calls->forward.struct_size = sizeof(calls->forward);
   calls->forward.gate = tensor(memory, ROPE_DTYPE_F32, 2, kLarge / 1024, 1024, 0);
   calls->forward.up = tensor(memory + kLarge, ROPE_DTYPE_F32, 2, kLarge / 1024, 1024, 0);
   calls->forward.out = tensor(memory + 2 * kLarge, ROPE_DTYPE_F32, 2, kLarge / 1024, 1024, 0);
+  calls->columns.struct_size = sizeof(calls->columns);
+  calls->columns.out = tensor(memory + 3 * kLarge, ROPE_DTYPE_F8_E4M3, 2, kLarge / 1024, 1024, 0);
+  calls->columns.scales_out = tensor(memory + 4 * kLarge, ROPE_DTYPE_F8_E8M0, 2, kLarge / 1024 / 32, 1024, 0);
+  calls->codes = calls->forward;
+  calls->codes.column = &calls->columns;
   calls->backward = calls->forward;
   calls->backward.grad_out = tensor(memory + 3 * kLarge, ROPE_DTYPE_F32, 2, kLarge / 1024, 1024, 0);
   calls->backward.grad_gate = tensor(memory + 4 * kLarge, ROPE_DTYPE_F32, 2, kLarge / 1024, 1024, 0);
@@ -147,6 +172,9 @@ static void call_all(const Calls *calls) {
       rope_backward(calls->rope, &calls->large, NULL) != ROPE_STATUS_SUCCESS) {
     fail("rope_backward");
   }
+  if (rope_forward(calls->norm, &calls->normed, NULL) != ROPE_STATUS_SUCCESS) fail("rope_forward with a norm");
+  if (rope_backward(calls->norm, &calls->gradient, NULL) != ROPE_STATUS_SUCCESS) fail("rope_backward with a norm");
+  if (swiglu_forward(calls->swiglu, &calls->codes, NULL) != ROPE_STATUS_SUCCESS) fail("swiglu_forward by column");
   if (swiglu_forward(calls->swiglu, &calls->forward, NULL) != ROPE_STATUS_SUCCESS) fail("swiglu_forward");
   if (swiglu_backward(calls->swiglu, &calls->backward, NULL) != ROPE_STATUS_SUCCESS) fail("swiglu_backward");
   /* A refusal stores its text in existing memory. */
@@ -207,6 +235,6 @@ int main(int argc, char **argv) {
   dup2(out, 1);
   dup2(error, 2);
   if (fstat(fileno(printed), &status) != 0) fail("fstat");
-  fprintf(stderr, "%d times 8 calls: %d allocations, %ld bytes printed\n", kRuns, counted, (long)status.st_size);
+  fprintf(stderr, "%d times 11 calls: %d allocations, %ld bytes printed\n", kRuns, counted, (long)status.st_size);
   return counted != 0 || status.st_size != 0;
 }
