@@ -315,6 +315,26 @@ bool is_contiguous(const GatingRun &run) {
   return run.in_stride[0] == 1 && run.in_stride[1] == 1 && run.out_stride[0] == 1;
 }
 
+// Functions with a chunk on the stack are out of line, so that there is only one at a time.
+
+template <Activation kActivation, typename T, typename Out>
+__attribute__((noinline)) void gate_chunks_by_activation(const GatingRun &run,
+                                                         const ActivationGating<kActivation, T> gating,
+                                                         bool is_in_blocks) {
+  GatingChunk<RealOf<T>> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
+    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+    for (int input = 0; input < 2; ++input) {
+      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
+    }
+    if constexpr (kIsActivatedInBlocks<kActivation, T>) {
+      if (is_in_blocks) gate_blocks<kActivation>(chunk.in[0], chunk.in[1], chunk.out[0], length, false);
+    }
+    if (!is_in_blocks) gate_elements(chunk.in[0], chunk.in[1], chunk.out[0], 0, length, gating);
+    write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
+  }
+}
+
 // Forward of an activation without other options and without a row_scale. Out is the type of the output: T, or the type
 // that T is computed in.
 template <Activation kActivation, typename T, typename Out>
@@ -328,18 +348,7 @@ void gate_by_activation(const GatingRun &run, const FormWithOptions<RealOf<T>> &
     if (kIsRounded && is_in_blocks && is_contiguous(run)) return gate_run_in_blocks<kActivation, T>(run);
   }
   if (kIsRounded && kIsGatedDirectly<T> && !is_in_blocks && is_contiguous(run)) return gate_contiguous<T>(run, gating);
-  GatingChunk<Real> chunk;
-  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
-    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
-    for (int input = 0; input < 2; ++input) {
-      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
-    }
-    if constexpr (kIsActivatedInBlocks<kActivation, T>) {
-      if (is_in_blocks) gate_blocks<kActivation>(chunk.in[0], chunk.in[1], chunk.out[0], length, false);
-    }
-    if (!is_in_blocks) gate_elements(chunk.in[0], chunk.in[1], chunk.out[0], 0, length, gating);
-    write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
-  }
+  gate_chunks_by_activation<kActivation, T, Out>(run, gating, is_in_blocks);
 }
 
 // Computes forward if the form has an activation and no other option. Returns whether it did.
@@ -367,15 +376,12 @@ bool has_options(const GatingRun &run, const GatingForm &form) {
   return form.has_options || run.bias[0] != nullptr || run.bias[1] != nullptr;
 }
 
-// Forward and backward of forms with options. Functions with a chunk on the stack are out of line, so that there is
-// only one at a time.
+// Forward and backward of forms with options.
 template <typename T, bool IsBackward, typename Out = T>
-__attribute__((noinline)) void gate_with_options(const GatingRun &run, const GatingForm &given,
+__attribute__((noinline)) void gate_with_options(const GatingRun &run, const FormWithOptions<RealOf<T>> form,
                                                  RowSum<double> *row_sum) {
   using Real = RealOf<T>;
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
-  const FormWithOptions<Real> form = form_with_options_in<Real>(given);
-  if (!IsBackward && gate_by_activation_alone<T, Out>(run, given, form)) return;
   GatingChunk<Real> chunk;
   for (int64_t begin = 0; begin < run.count; begin += kChunk) {
     const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
@@ -400,7 +406,7 @@ __attribute__((noinline)) void gate_with_options(const GatingRun &run, const Gat
 
 // Forward of any form without options.
 template <typename T, typename Out>
-__attribute__((noinline)) void gate_in_chunks(const GatingRun &run, const Form<RealOf<T>> &form, bool is_plain) {
+__attribute__((noinline)) void gate_in_chunks(const GatingRun &run, const Form<RealOf<T>> form, bool is_plain) {
   using Real = RealOf<T>;
   GatingChunk<Real> chunk;
   for (int64_t begin = 0; begin < run.count; begin += kChunk) {
@@ -424,7 +430,11 @@ __attribute__((noinline)) void gate_in_chunks(const GatingRun &run, const Form<R
 template <typename T, typename Out>
 void gate_forward(const GatingRun &run, const GatingForm &given) {
   using Real = RealOf<T>;
-  if (has_options(run, given)) return gate_with_options<T, false, Out>(run, given, nullptr);
+  if (has_options(run, given)) {
+    const FormWithOptions<Real> form = form_with_options_in<Real>(given);
+    if (gate_by_activation_alone<T, Out>(run, given, form)) return;
+    return gate_with_options<T, false, Out>(run, form, nullptr);
+  }
   const Form<Real> form = form_in<Real>(given);
   const bool is_plain = form.is_plain && run.row_scale == nullptr;
   if (std::is_same_v<T, Out> && is_contiguous(run) && run.row_scale == nullptr) {
@@ -489,7 +499,9 @@ __attribute__((noinline)) void differentiate_in_chunks(const GatingRun &run, con
 
 template <typename T, typename Out>
 void differentiate(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
-  if (has_options(run, given)) return gate_with_options<T, true, Out>(run, given, row_sum);
+  if (has_options(run, given)) {
+    return gate_with_options<T, true, Out>(run, form_with_options_in<RealOf<T>>(given), row_sum);
+  }
   differentiate_in_chunks<T, Out>(run, given, row_sum);
 }
 
