@@ -464,8 +464,11 @@ ROPE_HOST_DEVICE SwigluGradient<Real> gated_gradient(Real up, Real grad_out, con
   const Real half_gradient = (activated.half_slope * grad_out) * weighted_up;
   const Real up_slope = activated.weight * capped_up.slope;
   Real up_gradient = up_slope * grad_out;
-  // The slope of a soft cap may exceed 1 by its error. Other slopes are 1, and weights are at most 1.
-  if (capped_up.slope > Real{1}) up_gradient = within_range(up_gradient, grad_out, grad_out);
+  // The slope of a soft cap may exceed 1 by its error. Other slopes are 1, and weights are at most 1. The first test is
+  // one for all elements.
+  if (form.up_softcap != Real{0} && capped_up.slope > Real{1}) {
+    up_gradient = within_range(up_gradient, grad_out, grad_out);
+  }
   up_gradient *= scale_by_row<!IsBounded>(activated.linear, row_scale);
   return {(half_gradient + half_gradient) * form.out_scale,
           up > form.limit || up < -form.limit ? Real{0} : up_gradient * form.out_scale};
