@@ -369,6 +369,7 @@ ColumnCase random_case(uint64_t seed) {
   for (int64_t &length : codes.shape)
     length = has_ones && chance(50) ? 1 : chance(20) ? 8 * between(1, 4) : between(1, 6);
   const size_t ndim = codes.shape.size();
+  if (chance(15)) codes.shape[static_cast<size_t>(random.below(static_cast<int64_t>(ndim)))] = 32;
   const int64_t first = codes.shape[0];
   if (ndim > 2 && chance(50)) {
     for (int64_t i = 0; i < first; ++i) codes.expert_rows.push_back(between(-1, codes.shape[1] + 1));
@@ -392,6 +393,12 @@ ColumnCase random_case(uint64_t seed) {
     if (divides_rows && (!codes.has_rows || codes.channels() % group == 0)) groups.push_back(group);
   }
   codes.group = groups[static_cast<size_t>(random.below(static_cast<int64_t>(groups.size())))];
+  const bool may_have_tiles =
+      std::find(groups.begin(), groups.end(), 32) != groups.end() && ndim > codes.row_axis() + 1;
+  if (may_have_tiles && codes.scale_dtype == ROPE_DTYPE_F8_E8M0 && chance(70)) {
+    codes.has_tiles = true;
+    codes.group = 32;
+  }
   codes.has_static_columns = codes.has_columns && chance(15);
   codes.has_words = codes.is_backward && chance(20);
   codes.has_biases = chance(20);
