@@ -239,13 +239,20 @@ void limit_chunk(GatingChunk<Real> *chunk, int64_t length, const ChunkForm<Real>
   for (int64_t i = 0; i < length; ++i) set_activated(chunk, i, limit_activation(activated_at(*chunk, i), form));
 }
 
+template <typename T, bool MayExceed>
+void round_activations(GatingChunk<float> *chunk, int64_t length, const ChunkForm<float> form) {
+  for (int64_t i = 0; i < length; ++i) {
+    const Slope<float> linear = {chunk->linear.value[i], chunk->linear.slope[i]};
+    set_activated(chunk, i, round_activation<T, MayExceed>(chunk->in[0][i], activated_at(*chunk, i), linear, form));
+  }
+}
+
 template <typename T>
 void round_chunk(GatingChunk<RealOf<T>> *chunk, int64_t length, const ChunkForm<RealOf<T>> form) {
   if constexpr (sizeof(T) == 2) {
-    for (int64_t i = 0; i < length; ++i) {
-      const Slope<float> linear = {chunk->linear.value[i], chunk->linear.slope[i]};
-      set_activated(chunk, i, round_activation<T>(chunk->in[0][i], activated_at(*chunk, i), linear, form));
-    }
+    int exceeds = 0;
+    for (int64_t i = 0; i < length; ++i) exceeds |= magnitude_of(chunk->linear.value[i]) > kLargestOf<T>;
+    exceeds != 0 ? round_activations<T, true>(chunk, length, form) : round_activations<T, false>(chunk, length, form);
   }
 }
 

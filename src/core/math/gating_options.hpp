@@ -426,8 +426,9 @@ template <>
 inline constexpr float kLargestOf<BFloat16> = 0x1.fep127f;
 
 // Rounds the activation to T, a 16-bit type. A finite one stays finite, so that an up of 0 still gives 0: a gate of T
-// can exceed T by its bias. The derivative is that of the unrounded activation.
-template <typename T>
+// can exceed T by its bias. The derivative is that of the unrounded activation. Not MayExceed: the gate is not larger
+// than T's numbers, and so neither is its activation.
+template <typename T, bool MayExceed = true>
 ROPE_HOST_DEVICE Activated<float> round_activation(float gate, const Activated<float> &activated,
                                                    const Slope<float> &linear, const FormWithOptions<float> &form) {
   float value = activated.weight * activated.linear;
@@ -435,9 +436,8 @@ ROPE_HOST_DEVICE Activated<float> round_activation(float gate, const Activated<f
     const float argument = form.alpha * bounded_gate<Activation::kSwiglu>(gate, form);
     value = at_most(rounded_silu(linear.value, argument), form.activation_limit);
   }
-  const bool is_finite = magnitude_of(value) <= kMaxFloat;
-  const float bounded = is_finite ? clamp(value, -kLargestOf<T>, kLargestOf<T>) : value;
-  return {1.0f, to_float(round_to<T>(bounded)), activated.half_slope};
+  if (MayExceed && magnitude_of(value) <= kMaxFloat) value = clamp(value, -kLargestOf<T>, kLargestOf<T>);
+  return {1.0f, to_float(round_to<T>(value)), activated.half_slope};
 }
 
 // The factor that multiplies the activation: up after its limit, its soft cap and the offset. IsBounded:
