@@ -7,7 +7,8 @@
 
 namespace rope {
 
-struct ShapeText : FixedText<4 * 22> {
+// Four numbers of up to 20 digits, each with two characters beside it.
+struct ShapeText : FixedText<88> {
   explicit ShapeText(const View &view) {
     for (int axis = 0; axis < view.ndim; ++axis) {
       append(axis == 0 ? "[" : ", ");
