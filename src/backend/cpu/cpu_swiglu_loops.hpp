@@ -111,7 +111,9 @@ ROPE_LOOP void gate_contiguous_form(const GatingRun &run, const Form<RealOf<T>> 
   }
 }
 
-constexpr int64_t kChunk = 256;
+// Elements of a chunk: its arrays, on the stack, have 17 KiB in every type.
+template <typename Real>
+constexpr int64_t kChunk = 1024 / sizeof(Real);
 
 // Whether a type is converted in the loop that computes. Other types go through chunks even if they are contiguous.
 template <typename T>
@@ -123,20 +125,20 @@ constexpr bool kIsGatedDirectly<Float16> = false;
 
 template <typename Real>
 struct Slopes {
-  Real value[kChunk];
-  Real slope[kChunk];
+  Real value[kChunk<Real>];
+  Real slope[kChunk<Real>];
 };
 
 // A part of a run as numbers of the arithmetic. Each loop over it computes one function.
 template <typename Real>
 struct GatingChunk {
-  Real in[3][kChunk];
-  Real row_scale[kChunk];
-  Real out[3][kChunk];
-  Real half_term[kChunk];
+  Real in[3][kChunk<Real>];
+  Real row_scale[kChunk<Real>];
+  Real out[3][kChunk<Real>];
+  Real half_term[kChunk<Real>];
   // The results of the stages of gating_options.hpp for gate and up.
   Slopes<Real> weight, linear, up;
-  Real activated_weight[kChunk], activated_linear[kChunk], half_slope[kChunk];
+  Real activated_weight[kChunk<Real>], activated_linear[kChunk<Real>], half_slope[kChunk<Real>];
 };
 
 template <typename T, typename Real>
@@ -305,7 +307,7 @@ void find_activated_row_terms(GatingChunk<Real> *chunk, int64_t length, const Ch
 template <typename T>
 void add_biases(const GatingRun &run, int64_t begin, int64_t length, GatingChunk<RealOf<T>> *chunk) {
   using Real = RealOf<T>;
-  Real bias[kChunk];
+  Real bias[kChunk<Real>];
   for (int input = 0; input < 2; ++input) {
     if (run.bias[input] == nullptr) continue;
     if (run.is_bias_f32[input]) {
@@ -322,26 +324,6 @@ bool is_contiguous(const GatingRun &run) {
   return run.in_stride[0] == 1 && run.in_stride[1] == 1 && run.out_stride[0] == 1;
 }
 
-// Functions with a chunk on the stack are out of line, so that there is only one at a time.
-
-template <Activation kActivation, typename T, typename Out>
-__attribute__((noinline)) void gate_chunks_by_activation(const GatingRun &run,
-                                                         const ActivationGating<kActivation, T> gating,
-                                                         bool is_in_blocks) {
-  GatingChunk<RealOf<T>> chunk;
-  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
-    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
-    for (int input = 0; input < 2; ++input) {
-      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
-    }
-    if constexpr (kIsActivatedInBlocks<kActivation, T>) {
-      if (is_in_blocks) gate_blocks<kActivation>(chunk.in[0], chunk.in[1], chunk.out[0], length, false);
-    }
-    if (!is_in_blocks) gate_elements(chunk.in[0], chunk.in[1], chunk.out[0], 0, length, gating);
-    write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
-  }
-}
-
 // Forward of an activation without other options and without a row_scale. Out is the type of the output: T, or the type
 // that T is computed in.
 template <Activation kActivation, typename T, typename Out>
@@ -355,7 +337,18 @@ void gate_by_activation(const GatingRun &run, const FormWithOptions<RealOf<T>> &
     if (kIsRounded && is_in_blocks && is_contiguous(run)) return gate_run_in_blocks<kActivation, T>(run);
   }
   if (kIsRounded && kIsGatedDirectly<T> && !is_in_blocks && is_contiguous(run)) return gate_contiguous<T>(run, gating);
-  gate_chunks_by_activation<kActivation, T, Out>(run, gating, is_in_blocks);
+  GatingChunk<Real> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk<Real>) {
+    const int64_t length = run.count - begin < kChunk<Real> ? run.count - begin : kChunk<Real>;
+    for (int input = 0; input < 2; ++input) {
+      read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
+    }
+    if constexpr (kIsActivatedInBlocks<kActivation, T>) {
+      if (is_in_blocks) gate_blocks<kActivation>(chunk.in[0], chunk.in[1], chunk.out[0], length, false);
+    }
+    if (!is_in_blocks) gate_elements(chunk.in[0], chunk.in[1], chunk.out[0], 0, length, gating);
+    write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
+  }
 }
 
 // Computes forward if the form has an activation and no other option. Returns whether it did.
@@ -385,13 +378,14 @@ bool has_options(const GatingRun &run, const GatingForm &form) {
 
 // Forward and backward of forms with options.
 template <typename T, bool IsBackward, typename Out = T>
-__attribute__((noinline)) void gate_with_options(const GatingRun &run, const FormWithOptions<RealOf<T>> form,
-                                                 RowSum<double> *row_sum) {
+void gate_with_options(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
   using Real = RealOf<T>;
   constexpr int kInputs = IsBackward ? 3 : 2, kOutputs = IsBackward ? 3 : 1;
+  const FormWithOptions<Real> form = form_with_options_in<Real>(given);
+  if (!IsBackward && gate_by_activation_alone<T, Out>(run, given, form)) return;
   GatingChunk<Real> chunk;
-  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
-    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk<Real>) {
+    const int64_t length = run.count - begin < kChunk<Real> ? run.count - begin : kChunk<Real>;
     for (int input = 0; input < kInputs; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
@@ -411,13 +405,19 @@ __attribute__((noinline)) void gate_with_options(const GatingRun &run, const For
   }
 }
 
-// Forward of any form without options.
 template <typename T, typename Out>
-__attribute__((noinline)) void gate_in_chunks(const GatingRun &run, const Form<RealOf<T>> form, bool is_plain) {
+void gate_forward(const GatingRun &run, const GatingForm &given) {
   using Real = RealOf<T>;
+  if (has_options(run, given)) return gate_with_options<T, false, Out>(run, given, nullptr);
+  const Form<Real> form = form_in<Real>(given);
+  const bool is_plain = form.is_plain && run.row_scale == nullptr;
+  if (std::is_same_v<T, Out> && is_contiguous(run) && run.row_scale == nullptr) {
+    if (is_plain && (kIsGatedDirectly<T> || kIsGatedInBlocks<true, T>)) return gate_contiguous_form<true, T>(run, form);
+    if (!is_plain && kIsGatedDirectly<T>) return gate_contiguous_form<false, T>(run, form);
+  }
   GatingChunk<Real> chunk;
-  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
-    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk<Real>) {
+    const int64_t length = run.count - begin < kChunk<Real> ? run.count - begin : kChunk<Real>;
     for (int input = 0; input < 2; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
@@ -432,23 +432,6 @@ __attribute__((noinline)) void gate_in_chunks(const GatingRun &run, const Form<R
     }
     if (!kIsUnrounded) write_elements<Out>(chunk.out[0], length, run.out[0], run.out_stride[0], begin);
   }
-}
-
-template <typename T, typename Out>
-void gate_forward(const GatingRun &run, const GatingForm &given) {
-  using Real = RealOf<T>;
-  if (has_options(run, given)) {
-    const FormWithOptions<Real> form = form_with_options_in<Real>(given);
-    if (gate_by_activation_alone<T, Out>(run, given, form)) return;
-    return gate_with_options<T, false, Out>(run, form, nullptr);
-  }
-  const Form<Real> form = form_in<Real>(given);
-  const bool is_plain = form.is_plain && run.row_scale == nullptr;
-  if (std::is_same_v<T, Out> && is_contiguous(run) && run.row_scale == nullptr) {
-    if (is_plain && (kIsGatedDirectly<T> || kIsGatedInBlocks<true, T>)) return gate_contiguous_form<true, T>(run, form);
-    if (!is_plain && kIsGatedDirectly<T>) return gate_contiguous_form<false, T>(run, form);
-  }
-  gate_in_chunks<T, Out>(run, form, is_plain);
 }
 
 template <typename T>
@@ -474,16 +457,16 @@ void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out,
   if (has_out) gate_chunk<IsPlain>(chunk, length, form, chunk->out[2]);
 }
 
-// Backward of forms without options. Values go through small buffers, so that one loop serves any of the outputs, in
-// place or not.
+// Backward. Values go through small buffers, so that one loop serves any of the outputs, in place or not.
 template <typename T, typename Out>
-__attribute__((noinline)) void differentiate_in_chunks(const GatingRun &run, const GatingForm &given,
-                                                       RowSum<double> *row_sum) {
-  const Form<RealOf<T>> form = form_in<RealOf<T>>(given);
+void differentiate(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
+  if (has_options(run, given)) return gate_with_options<T, true, Out>(run, given, row_sum);
+  using Real = RealOf<T>;
+  const Form<Real> form = form_in<Real>(given);
   const bool is_plain = form.is_plain && run.row_scale == nullptr;
-  GatingChunk<RealOf<T>> chunk;
-  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
-    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+  GatingChunk<Real> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk<Real>) {
+    const int64_t length = run.count - begin < kChunk<Real> ? run.count - begin : kChunk<Real>;
     for (int input = 0; input < 3; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
@@ -502,14 +485,6 @@ __attribute__((noinline)) void differentiate_in_chunks(const GatingRun &run, con
       write_elements<Out>(chunk.out[output], length, run.out[output], run.out_stride[output], begin);
     }
   }
-}
-
-template <typename T, typename Out>
-void differentiate(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
-  if (has_options(run, given)) {
-    return gate_with_options<T, true, Out>(run, form_with_options_in<RealOf<T>>(given), row_sum);
-  }
-  differentiate_in_chunks<T, Out>(run, given, row_sum);
 }
 
 template <typename T>
