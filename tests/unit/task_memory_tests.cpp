@@ -86,7 +86,7 @@ TEST_CASE("a forked child has the memory of its parent's other threads", "[task 
   while (holding < num_threads) std::this_thread::yield();
   {
     const TaskMemory own;
-    // The child may map nothing, so that it would wait for ever if its parent's threads had kept theirs.
+    // The child may map nothing, so that it would wait forever if its parent's threads had kept theirs.
     CHECK(holds_in_child([&] {
       const rlimit none = {0, 0};
       setrlimit(RLIMIT_AS, &none);

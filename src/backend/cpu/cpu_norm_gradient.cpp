@@ -68,9 +68,13 @@ class TokenRuns {
 template <typename Real>
 struct NormGradientBuffers {
   StepToken<Real> token;
+  PageGap<17> behind_token;
   OrderedWeights weights;
+  PageGap<13> behind_weights;
   Real sines[2][kMaxPairs];
+  PageGap<7> behind_sines;
   Real sums[kSumValues];
+  PageGap<5> behind_sums;
   alignas(64) char room[kStepRoomBytes];
 };
 

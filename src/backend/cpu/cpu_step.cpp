@@ -32,7 +32,9 @@ bool is_rotation_alone(const RopeProblem &problem, int index) {
 template <typename Real>
 struct StepBuffers {
   StepToken<Real> token;
+  PageGap<17> behind_token;
   OrderedWeights weights[3];
+  PageGap<13> behind_weights;
   alignas(64) char room[kStepRoomBytes];
 };
 

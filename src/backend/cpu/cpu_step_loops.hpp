@@ -382,7 +382,7 @@ void step_through_buffers(const StepRun<RealOf<T>> &given) {
   StepRun<Real> of_codes;
   if (keeps_all) of_codes = run_to(given, true);
   const StepRun<Real> &run = keeps_all ? of_codes : given;
-  StepHeads<Real> &heads = *run.template buffers<StepHeads<Real>>();
+  StepHeads<Real> heads;
   heads.stride = (run.channels + kSumRun - 1) / kSumRun * kSumRun;
   const int begin = run.window_begin, end = begin + 2 * run.pairs;
   TokenNorm<Real> of_token = {};
