@@ -370,9 +370,9 @@ StepRun<Real> run_to(const StepRun<Real> &run, bool has_codes) {
   return part;
 }
 
-// Does the work of run_step.
+// Does the work of run_step. Out of line, so that its buffers are not on the stack of the other loops.
 template <typename T>
-void step_through_buffers(const StepRun<RealOf<T>> &given) {
+__attribute__((noinline)) void step_through_buffers(const StepRun<RealOf<T>> &given) {
   using Real = RealOf<T>;
   const bool is_normed = given.norm != nullptr, is_scaled = given.factor.is_present();
   // Conversion to Real and back changes NaNs, so values that must keep their bits are copied instead.

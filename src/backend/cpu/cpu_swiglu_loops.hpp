@@ -111,7 +111,9 @@ ROPE_LOOP void gate_contiguous_form(const GatingRun &run, const Form<RealOf<T>> 
   }
 }
 
-constexpr int64_t kChunk = 256;
+// Elements of a chunk: its arrays, on the stack, have 17 KiB in every type.
+template <typename Real>
+constexpr int64_t kChunk = 1024 / sizeof(Real);
 
 // Whether a type is converted in the loop that computes. Other types go through chunks even if they are contiguous.
 template <typename T>
@@ -123,20 +125,20 @@ constexpr bool kIsGatedDirectly<Float16> = false;
 
 template <typename Real>
 struct Slopes {
-  Real value[kChunk];
-  Real slope[kChunk];
+  Real value[kChunk<Real>];
+  Real slope[kChunk<Real>];
 };
 
 // A part of a run as numbers of the arithmetic. Each loop over it computes one function.
 template <typename Real>
 struct GatingChunk {
-  Real in[3][kChunk];
-  Real row_scale[kChunk];
-  Real out[3][kChunk];
-  Real half_term[kChunk];
+  Real in[3][kChunk<Real>];
+  Real row_scale[kChunk<Real>];
+  Real out[3][kChunk<Real>];
+  Real half_term[kChunk<Real>];
   // The results of the stages of gating_options.hpp for gate and up.
   Slopes<Real> weight, linear, up;
-  Real activated_weight[kChunk], activated_linear[kChunk], half_slope[kChunk];
+  Real activated_weight[kChunk<Real>], activated_linear[kChunk<Real>], half_slope[kChunk<Real>];
 };
 
 template <typename T, typename Real>
@@ -305,7 +307,7 @@ void find_activated_row_terms(GatingChunk<Real> *chunk, int64_t length, const Ch
 template <typename T>
 void add_biases(const GatingRun &run, int64_t begin, int64_t length, GatingChunk<RealOf<T>> *chunk) {
   using Real = RealOf<T>;
-  Real bias[kChunk];
+  Real bias[kChunk<Real>];
   for (int input = 0; input < 2; ++input) {
     if (run.bias[input] == nullptr) continue;
     if (run.is_bias_f32[input]) {
@@ -336,8 +338,8 @@ void gate_by_activation(const GatingRun &run, const FormWithOptions<RealOf<T>> &
   }
   if (kIsRounded && kIsGatedDirectly<T> && !is_in_blocks && is_contiguous(run)) return gate_contiguous<T>(run, gating);
   GatingChunk<Real> chunk;
-  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
-    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk<Real>) {
+    const int64_t length = run.count - begin < kChunk<Real> ? run.count - begin : kChunk<Real>;
     for (int input = 0; input < 2; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
@@ -382,8 +384,8 @@ void gate_with_options(const GatingRun &run, const GatingForm &given, RowSum<dou
   const FormWithOptions<Real> form = form_with_options_in<Real>(given);
   if (!IsBackward && gate_by_activation_alone<T, Out>(run, given, form)) return;
   GatingChunk<Real> chunk;
-  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
-    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk<Real>) {
+    const int64_t length = run.count - begin < kChunk<Real> ? run.count - begin : kChunk<Real>;
     for (int input = 0; input < kInputs; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
@@ -414,8 +416,8 @@ void gate_forward(const GatingRun &run, const GatingForm &given) {
     if (!is_plain && kIsGatedDirectly<T>) return gate_contiguous_form<false, T>(run, form);
   }
   GatingChunk<Real> chunk;
-  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
-    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk<Real>) {
+    const int64_t length = run.count - begin < kChunk<Real> ? run.count - begin : kChunk<Real>;
     for (int input = 0; input < 2; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
@@ -459,11 +461,12 @@ void differentiate_chunk(GatingChunk<Real> *chunk, int64_t length, bool has_out,
 template <typename T, typename Out>
 void differentiate(const GatingRun &run, const GatingForm &given, RowSum<double> *row_sum) {
   if (has_options(run, given)) return gate_with_options<T, true, Out>(run, given, row_sum);
-  const Form<RealOf<T>> form = form_in<RealOf<T>>(given);
+  using Real = RealOf<T>;
+  const Form<Real> form = form_in<Real>(given);
   const bool is_plain = form.is_plain && run.row_scale == nullptr;
-  GatingChunk<RealOf<T>> chunk;
-  for (int64_t begin = 0; begin < run.count; begin += kChunk) {
-    const int64_t length = run.count - begin < kChunk ? run.count - begin : kChunk;
+  GatingChunk<Real> chunk;
+  for (int64_t begin = 0; begin < run.count; begin += kChunk<Real>) {
+    const int64_t length = run.count - begin < kChunk<Real> ? run.count - begin : kChunk<Real>;
     for (int input = 0; input < 3; ++input) {
       read_elements<T>(run.in[input], run.in_stride[input], begin, length, chunk.in[input]);
     }
