@@ -82,7 +82,13 @@ size_t stack_of(const std::function<void()> &code) {
 }
 
 void run_on_stack(size_t bytes, const std::function<void()> &code) {
-  const Stack stack(bytes);
-  Task task = {&code, 0};
+  const std::function<void()> nothing = [] {};
+  const Stack large(size_t{512} << 10);
+  Task task = {&nothing, 0};
+  large.run(run_task, &task);
+  const size_t of_thread = reinterpret_cast<uintptr_t>(large.begin()) + large.bytes() - task.frame;
+  constexpr size_t page = 4096;
+  const Stack stack((bytes + of_thread + page - 1) / page * page);
+  task = {&code, 0};
   stack.run(run_task, &task);
 }

@@ -16,7 +16,8 @@ bool has_frames_of_release();
 // colour afterwards.
 size_t stack_of(const std::function<void()> &code);
 
-// Runs `code` on a thread whose whole stack has `bytes`.
+// Runs `code` on a thread whose stack has `bytes` for its frames. The thread's descriptor and the thread-local variables
+// of all libraries, which a driver of CUDA has many of, lie in the same memory and come on top.
 void run_on_stack(size_t bytes, const std::function<void()> &code);
 
 #endif
