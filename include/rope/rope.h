@@ -445,7 +445,7 @@ enum {
 };
 
 /* Operands of the norm. Weights and biases are F32 or the descriptor's dtype, [D], or [H, D] with a weight for each of
- * the tensor's H heads. A tensor that has the window alone, without a pass, has R in the place of D, here and in the
+ * the tensor's H heads. A tensor that has the window alone, without a pass, has R instead of D, here and in the
  * gradients. If out_style differs from style, they number channels as the call reads them with ORDER_BEFORE, and as it
  * writes them with ORDER_AFTER. In backward q has the gradient of the output, and q_in, k_in, v_in have the inputs of
  * the forward call, which share no element with any output (a forward call in place destroys them). Backward needs
@@ -977,8 +977,8 @@ typedef struct swiglu_quant_args {
  * rows, such as that of a weight's gradient (MXFP8 training: groups of 32 rows). Values, roundings, codes and scales
  * are those of swiglu_quant_args_t, except that a group has neighbouring rows instead of channels: entries of gate's
  * first axis, or with expert_rows of its second one. The shape of the scales alone says how many. With expert_offsets a
- * group may have rows of several experts, and one scale for all of them: align offsets to groups where that is not
- * wanted. Rows that do not exist count for nothing, and a group of such rows has no scale. The outputs here share no
+ * group may have rows of several experts, and one scale for all of them: offsets that are multiples of a group avoid
+ * that. Rows that do not exist count for nothing, and a group of such rows has no scale. The outputs here share no
  * element with another tensor. A call may write each output in swiglu_args_t, here, or in both. It computes all of them
  * from one reading of its inputs if these are matrices of 16-bit data without further inputs, in groups of 32. */
 typedef struct swiglu_column_args {

@@ -100,7 +100,7 @@ TEST_CASE("q, k and v that are all turned in a part of their heads, with outputs
 }
 
 #if !defined(ROPE_TEST_SIMULATION)
-// The same with more tokens than the model can compute.
+// The request of the test above, with more tokens than the model can compute.
 TEST_CASE("q, k and v that are all turned in a part of their heads have the CPU's bytes on CUDA",
           "[rope][step][quant]") {
   if (!has_cuda()) SKIP("no CUDA device: " << why_no_cuda());

@@ -14,7 +14,7 @@ namespace {
 
 constexpr rope_dtype_t kE4M3 = ROPE_DTYPE_F8_E4M3, kE5M2 = ROPE_DTYPE_F8_E5M2;
 
-// What draws of RoPE and of SwiGLU have in common.
+// The common part of draws of RoPE and of SwiGLU.
 class Odds {
  public:
   explicit Odds(uint64_t seed) : random_(seed * 0x9E3779B97F4A7C15u + 7) {}

@@ -27,7 +27,8 @@ int64_t from_environment(const char *name, int64_t otherwise) {
   return text && *text ? std::strtoll(text, nullptr, 10) : otherwise;
 }
 
-// What no CUDA device takes: its limits are those of the CUDA Programming Guide, without opting in to more memory.
+// A reason for which no CUDA device takes a launch, or nothing. The limits are those of the CUDA Programming Guide,
+// without opting in to more memory.
 std::string fault_of(const RecordedLaunch &recorded) {
   const rope::Launch &launch = recorded.launch;
   if (launch.kernel.address == nullptr) return "no kernel";

@@ -288,7 +288,7 @@ class CreationTest(unittest.TestCase):
         keys = [*map(self.key, thetas)]
 
         def work(number):
-            order = numpy.random.default_rng(number // 2)  # two threads ask for each key at about the same time
+            order = numpy.random.default_rng(number // 2)  # two threads use each key at about the same time
             for i in order.integers(len(keys), size=400):
                 self.check(thetas[i], keys[i])
 

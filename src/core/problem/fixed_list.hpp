@@ -37,7 +37,7 @@ class FixedList {
   T list_[static_cast<size_t>(kCapacity)];
 };
 
-// A text of less than kSize bytes. What has no room is left out.
+// A text of less than kSize bytes. Words without room are left out.
 template <size_t kSize>
 struct FixedText {
   // Clang 14 gives text[kSize] = "" the size that another kSize had, and clears as much.
