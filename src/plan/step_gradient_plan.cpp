@@ -124,7 +124,7 @@ bool share_blocks(const RopeProblem &problem, int64_t *runs) {
 // Forms groups of consecutive tensors. Returns false if there are more groups than a launch has room for.
 bool make_groups(const RopeProblem &problem, int64_t free_tokens, bool may_share, StepGradients *gradients) {
   const int64_t tokens = problem.batches * problem.tokens;
-  int64_t shared_runs;
+  int64_t shared_runs = 0;
   const bool can_share = may_share && share_blocks(problem, &shared_runs);
   bool has_shared = false, has_room = true;
   gradients->group.clear();
