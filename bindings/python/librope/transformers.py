@@ -6,11 +6,12 @@ it.
     model = AutoModelForCausalLM.from_pretrained(...)
     librope.transformers.patch(model)
 
-The models are Llama, the text of Llama-4, Qwen2, Qwen3, Mistral, Ministral 3, Mistral 4, Gemma 1 to 3, Phi-3, GPT-NeoX,
-DeepSeek-V3, OLMo-2 and Cohere. Angles are computed from the frequencies that the model's rotary embedding holds,
-instead of the cos and sin tables that it rounds to the model's dtype. An MLP is changed if its activation is SiLU:
-Gemma gates with GELU, and GPT-NeoX has no gate. The routed experts of DeepSeek-V3 and Mistral 4 are changed in the
-"grouped_mm" and "batched_mm" implementations, not in the "eager" one; those of Llama-4 are not changed.
+The models are those of transformers' own code, with its own methods: Llama, the text of Llama-4, Qwen2, Qwen3, Mistral,
+Ministral 3, Mistral 4, Gemma 1 to 3, Phi-3, GPT-NeoX, DeepSeek-V3, OLMo-2 and Cohere. Angles are computed from the
+frequencies that the model's rotary embedding holds, instead of the cos and sin tables that it rounds to the model's
+dtype. An MLP is changed if its activation is SiLU: Gemma gates with GELU, and GPT-NeoX has no gate. The routed experts
+of DeepSeek-V3 and Mistral 4 are changed in the "grouped_mm" and "batched_mm" implementations, not in the "eager" one;
+those of Llama-4 are not changed.
 
 The norms of q and k of Qwen3, Gemma 3, OLMo-2, Cohere and Llama-4 are part of the rotation's launch in inference and in
 training, forward and backward, if their weights have the dtype of q and they have no hooks. Otherwise, as under
@@ -29,17 +30,17 @@ multiplies complex numbers, is refused.
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 import threading
 import types
-import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
 
 from ._library import refuse_other_interpreters
 
 refuse_other_interpreters(__name__)
 import torch  # noqa: E402
+
+from transformers.activations import SiLUActivation  # noqa: E402
 
 from ._enums import NormExtent, NormOrder, NormRounding, NormType, RotationRounding, Style, TableRows
 from ._hf_config import from_hf_config
@@ -92,6 +93,29 @@ _TEMPERATURES = {"modeling_ministral3": "get_llama_4_attn_scale"}
 
 def _name_of(modeling: str) -> str:
     return modeling.rpartition(".")[2]
+
+
+def _is_of_transformers(modeling: str) -> bool:
+    """Whether the name is that of a model of transformers. The code of a checkpoint has files of the same names."""
+    name = _name_of(modeling)
+    return name in _FAMILIES and modeling == f"transformers.models.{name[len('modeling_'):]}.{name}"
+
+
+def _is_own_code(function: Any) -> bool:
+    """Whether the function and its decorators are those of transformers and torch, not of another program."""
+    while True:
+        package = getattr(function, "__globals__", {}).get("__name__", "").partition(".")[0]
+        if package not in ("transformers", "torch", "librope"):
+            return False
+        if not hasattr(function, "__wrapped__"):
+            return True
+        function = function.__wrapped__
+
+
+def _has_hooks(module: Any) -> bool:
+    """Whether a call of the module does more, or another thing, than its class says."""
+    return bool("forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
+                or module._backward_hooks or module._backward_pre_hooks)
 
 
 def _temperature_in(modeling: types.ModuleType) -> Optional[str]:
@@ -214,6 +238,9 @@ def _make_rotary_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         rope_type = self.rope_type if layer_type is None else self.rope_type[layer_type]
         is_fixed = rope_type != "longrope" and "dynamic" not in rope_type
         arguments: Tuple[Any, ...] = (x, position_ids) if layer_type is None else (x, position_ids, layer_type)
+        # In a graph, frequencies that depend on the length would be constants. librope's positions are integers.
+        if (not is_fixed and torch.compiler.is_compiling()) or position_ids.is_floating_point():
+            return original(self, *arguments)
         positions, frequencies = (_rotary_forward if is_fixed else with_update)(self, *arguments)
         if is_complex:
             return _Complex(positions, frequencies)
@@ -363,9 +390,8 @@ class _Norm:
         module = self.module
         weight: Optional[torch.Tensor] = getattr(module, "weight", None)
         return (
-            type(module) is self.cls and "forward" not in module.__dict__ and not module._forward_hooks
-            and not module._forward_pre_hooks and not module._backward_hooks and not module._backward_pre_hooks
-            and (weight is None or weight.dtype == x.dtype) and not _is_transformed())
+            type(module) is self.cls and not _has_hooks(module) and (weight is None or weight.dtype == x.dtype)
+            and not _is_transformed())
 
     def weight(self, x: torch.Tensor, heads: int) -> Optional[torch.Tensor]:
         weight: Optional[torch.Tensor] = getattr(self.module, "weight", None)
@@ -475,59 +501,41 @@ def _refuse_tensor_parallel(target: torch.nn.Module) -> None:
                 "rank may have a part of them: such models are not patched")
 
 
-class _Replacement:
-    """While it exists, librope's functions replace those with which the attention of a modeling module rotates. These
-    are globals of the module. They recognise a patched model by its arguments, so that other models of the family are
-    not changed. Patched objects and their deep copies hold a reference, and the destructor restores the originals."""
-
-    def __init__(self, modeling: types.ModuleType) -> None:
-        self._modeling = modeling
-        self._functions: List[Tuple[str, Any, Any]] = []
-        for name, styles in _FAMILIES[_name_of(modeling.__name__)][1].items():
-            make = _make_apply_complex if name == "apply_rotary_emb" else _make_apply
-            self._replace(name, make(getattr(modeling, name), *styles))
-        temperature = _temperature_in(modeling)
-        if temperature is not None:
-            self._replace(temperature, _make_temperature(getattr(modeling, temperature)))
-
-    def _replace(self, name: str, ours: Any) -> None:
-        self._functions.append((name, getattr(self._modeling, name), ours))
-        setattr(self._modeling, name, ours)
-
-    def __deepcopy__(self, memo: Any) -> "_Replacement":
-        return self
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return _replacement_named, (self._modeling.__name__,)
-
-    def __del__(self) -> None:
-        for name, original, ours in self._functions:
-            if getattr(self._modeling, name, None) is ours:  # unless another program has wrapped it since
-                setattr(self._modeling, name, original)
-
-
-_replacements: "weakref.WeakValueDictionary[str, _Replacement]" = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def _replacement_in(modeling: types.ModuleType) -> _Replacement:
+def _replace_functions_of(modeling: types.ModuleType) -> None:
+    """Puts librope's functions into the place of those with which the attention of a modeling module rotates. These are
+    globals of the module, which all models of the family call, and stay: other models are recognised by their arguments
+    and rotate as before. While one of them is compiled, its globals must not change."""
+    makers: List[Tuple[str, Callable[[Any], Any]]] = []
+    for name, (style, out_style) in _FAMILIES[_name_of(modeling.__name__)][1].items():
+        make = _make_apply_complex if name == "apply_rotary_emb" else _make_apply
+        makers.append((name, functools.partial(make, style=style, out_style=out_style)))
+    temperature = _temperature_in(modeling)
+    if temperature is not None:
+        makers.append((temperature, _make_temperature))
     with _lock:
-        replacement = _replacements.get(modeling.__name__)
-        if replacement is None:
-            replacement = _replacements[modeling.__name__] = _Replacement(modeling)
-        return replacement
-
-
-def _replacement_named(name: str) -> _Replacement:
-    return _replacement_in(importlib.import_module(name))
+        for name, make_function in makers:
+            function = getattr(modeling, name)
+            if getattr(function, "_librope_is_ours", False):
+                continue
+            if not _is_own_code(function):
+                raise ValueError(
+                    f"{modeling.__name__}.{name} is not transformers' own function: another program has replaced it")
+            ours = make_function(function)
+            ours._librope_is_ours = True
+            setattr(modeling, name, ours)
 
 
 # ---- Gated MLPs -----------------------------------------------------------------------------------------------------
 
 
 def _has_silu(module: torch.nn.Module) -> bool:
-    activation = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
-    return type(activation).__name__ in ("SiLU", "SiLUActivation")
+    activation: Any = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
+    if isinstance(activation, torch.nn.Module) and _has_hooks(activation):
+        return False
+    return activation is torch.nn.functional.silu or type(activation) in (torch.nn.SiLU, SiLUActivation)
 
 
 def _make_mlp_forward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -558,13 +566,15 @@ def _make_apply_gate(original: Callable[..., Any]) -> Callable[..., Any]:
 Target = TypeVar("Target", bound=Union[torch.nn.Module, types.ModuleType])
 
 
-def _plan_for(cls: type, parity: bool = False) -> Optional[Tuple[types.ModuleType, str, Callable[..., Any]]]:
+_Plan = Tuple[types.ModuleType, str, Callable[..., Any]]
+
+
+def _plan_for(cls: type, parity: bool = False) -> Optional[_Plan]:
     """The modeling module of a class, the method to replace, and the function that makes the replacement."""
     for base in cls.__mro__:
-        family = _FAMILIES.get(_name_of(base.__module__))
-        if family is None:
+        if not _is_of_transformers(base.__module__):
             continue
-        prefix = family[0]
+        prefix = _FAMILIES[_name_of(base.__module__)][0]
         modeling = sys.modules[base.__module__]
         if base.__name__ == prefix + "RotaryEmbedding":
             return modeling, "forward", _make_exact_rotary_forward if parity else _make_rotary_forward
@@ -581,85 +591,138 @@ def _plan_for(cls: type, parity: bool = False) -> Optional[Tuple[types.ModuleTyp
     return None
 
 
-class _Method:
-    """Replaces a module's own method. Unlike a bound method it can be pickled with the module."""
-
-    __slots__ = ("_function", "_module", "_parity")
-
-    def __init__(self, module: torch.nn.Module, parity: bool = False) -> None:
-        plan = _plan_for(type(module), parity)
-        assert plan is not None
-        _, method, make = plan
-        self._function = make(getattr(type(module), method))
-        self._module = module
-        self._parity = parity
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._function(self._module, *arguments, **keywords)
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return _Method, (self._module, self._parity)
+def _own_plan_for(cls: Any, parity: bool) -> Optional[_Plan]:
+    """As _plan_for, but None if the method is not the one that transformers has: a subclass may have its own."""
+    plan = _plan_for(cls, parity)
+    if plan is None:
+        return None
+    modeling, method, _ = plan
+    base = next(base for base in cls.__mro__ if base.__module__ == modeling.__name__ and hasattr(base, method))
+    function = getattr(cls, method)
+    return plan if function is getattr(base, method) and _is_own_code(function) else None
 
 
-_OWN_ATTRIBUTES = ("_librope_method", "_librope_replacement", "_librope_frequencies")
+class _Patched:
+    """The first base of the class of a patched module, which copies and replicas of the module have too. That class has
+    the name of the module's own one. It is pickled as that one and the way in which the module was patched."""
+
+    _librope_original: Any = None  # the module's own class
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        patched = self.__dict__.get("_librope_method")
+        if type(self) is not reduced[1][0]:  # another program's way
+            return reduced
+        return (_new, (self._librope_original, patched), *reduced[2:])
+
+
+def _new(cls: Any, patched: Optional[Tuple[str, bool]]) -> Any:
+    """An object of the class, or of its patched one."""
+    plan = None if patched is None else _own_plan_for(cls, patched[1])
+    return cls.__new__(cls if plan is None else _patched_class(cls, plan))
+
+
+def _make_method(plan: _Plan, original: Callable[..., Any]) -> Callable[..., Any]:
+    original = getattr(original, "_librope_original", original)  # if the class is patched
+    ours = plan[2](original)
+
+    @functools.wraps(original)
+    def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        # A module that was unpatched can still be here: by way of a hook, or if FSDP has made another class of this one.
+        is_patched = getattr(self, "_librope_method", None) is not None
+        return (ours if is_patched else original)(self, *arguments, **keywords)
+
+    setattr(method, "_librope_original", original)
+    return method
+
+
+_patched_classes: Dict[Tuple[Any, Any], Any] = {}
+
+
+def _patched_class(cls: Any, plan: _Plan) -> Any:
+    modeling, method, make = plan
+    if make in _ROTARY_MAKERS:
+        _replace_functions_of(modeling)
+    known = _patched_classes.get((cls, make))
+    if known is None:
+        known = type(cls.__name__, (_Patched, cls), {
+            "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__,
+            "_librope_original": cls, method: _make_method(plan, getattr(cls, method))})
+        known = _patched_classes.setdefault((cls, make), known)
+    return known
+
+
+_OWN_ATTRIBUTES = ("_librope_method", "_librope_frequencies")
+_ROTARY_MAKERS = _make_rotary_forward, _make_exact_rotary_forward
+
+
+def _rebind(module: torch.nn.Module, cls: Any) -> bool:
+    """Lets a hook of accelerate, and what one has left behind, call the class's forward. Returns whether the module has
+    no other forward of its own."""
+    functions = [vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base)]
+    places = [place for place in ("_old_forward", "forward") if place in module.__dict__]
+    for place in places:
+        bound = module.__dict__[place]
+        if isinstance(bound, types.MethodType) and bound.__self__ is module and bound.__func__ in functions:
+            module.__dict__[place] = types.MethodType(cls.forward, module)
+        elif place == "_old_forward" or "_old_forward" not in places:
+            return False
+    return True
 
 
 def _patch_instance(module: torch.nn.Module, parity: bool) -> bool:
     if "_librope_method" in module.__dict__:
         return True
-    plan = _plan_for(type(module), parity)
+    own = type(module)
+    plan = _own_plan_for(own, parity)
     if plan is None:
         return False
-    modeling, method, make = plan
-    is_rotary = make in (_make_rotary_forward, _make_exact_rotary_forward)
+    _, method, make = plan
+    is_rotary = make in _ROTARY_MAKERS
     if make is _make_attention_forward:
         is_changed = _norms_of(module)[0] is not None
     else:
         is_changed = is_rotary or make is _make_scaled_attention_forward or _has_silu(module)
     if not is_changed:
         return False
-    # accelerate's hooks keep the wrapped method under another name.
-    place = "_old_forward" if method == "forward" and "_old_forward" in module.__dict__ else method
-    ours = _Method(module, parity)
-    module.__dict__["_librope_method"] = (method, ours, module.__dict__.get(place))
-    module.__dict__[place] = ours
+    cls = own if issubclass(own, _Patched) else _patched_class(own, plan)
+    if method in module.__dict__ or "_old_forward" in module.__dict__:
+        if method != "forward" or not _rebind(module, cls):
+            return False
     if is_rotary:
-        module.__dict__["_librope_replacement"] = _replacement_in(modeling)
         module.__dict__["_librope_frequencies"] = {}
         if not parity and not any(buffer.is_meta for buffer in module.buffers()):  # so that a first call can be compiled
             rope_type: Any = module.rope_type
             for layer_type in (None,) if isinstance(rope_type, str) else rope_type:
                 _frequencies_of(module, layer_type)
+    module.__dict__["_librope_method"] = (method, parity)
+    module.__class__ = cls
     return True
 
 
 def _unpatch_instance(module: torch.nn.Module) -> None:
-    method, ours, previous = module.__dict__.get("_librope_method", ("", None, None))
-    # Hooks that were added or removed since may have moved it.
-    for place in (method, "_old_forward") if method else ():
-        if module.__dict__.get(place) != ours:
-            continue
-        if previous is not None:
-            module.__dict__[place] = previous
-        elif place == method:
-            del module.__dict__[place]
-        else:
-            module.__dict__[place] = types.MethodType(getattr(type(module), method), module)
+    cls: Any = type(module)
+    if "_librope_original" in cls.__dict__:
+        own = cls._librope_original
+        _rebind(module, own)
+        module.__class__ = own
     for name in _OWN_ATTRIBUTES:
         module.__dict__.pop(name, None)
 
 
 def _patch_class(modeling: types.ModuleType, cls: Any, parity: bool) -> bool:
-    plan = _plan_for(cls, parity)
+    plan = _own_plan_for(cls, parity)
     if plan is None:
         return False
     if any("_librope_method" in base.__dict__ for base in cls.__mro__):  # it or its base is already patched
         return True
     _, method, make = plan
+    own = getattr(cls, method)
     cls._librope_method = (method, cls.__dict__.get(method))
-    setattr(cls, method, make(getattr(cls, method)))
-    if make in (_make_rotary_forward, _make_exact_rotary_forward):
-        cls._librope_replacement = _replacement_in(modeling)
+    setattr(cls, method, functools.wraps(own)(make(own)))
+    setattr(getattr(cls, method), "_librope_original", own)
+    if make in _ROTARY_MAKERS:
+        _replace_functions_of(modeling)
         cls._librope_frequencies = {}  # until an instance has its own
     return True
 
@@ -676,8 +739,8 @@ def _unpatch_class(cls: type) -> None:
 
 
 def _classes_of(modeling: types.ModuleType) -> List[type]:
-    if _name_of(modeling.__name__) not in _FAMILIES:
-        raise ValueError(f"{modeling.__name__} is not one of {', '.join(_FAMILIES)}")
+    if not _is_of_transformers(modeling.__name__):
+        raise ValueError(f"{modeling.__name__} is not one of {', '.join(_FAMILIES)} of transformers")
     return [cls for cls in vars(modeling).values() if isinstance(cls, type) and cls.__module__ == modeling.__name__]
 
 

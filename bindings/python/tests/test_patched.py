@@ -172,6 +172,41 @@ class StructuresTest(TestCase):
         finally:
             torch.distributed.destroy_process_group()
 
+    def test_fully_sharded(self):
+        """FSDP gives modules classes of its own, before or after they are patched."""
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        self.addCleanup(torch.distributed.destroy_process_group)
+        mesh = DeviceMesh("cpu", [0], mesh_dim_names=("fsdp",))
+        for name in ("llama", "qwen3"):
+            expected = loss_and_gradients(make_model(name))
+            for is_sharded_first in (False, True):
+                with self.subTest(name, is_sharded_first=is_sharded_first):
+                    model = make_model(name)
+                    if not is_sharded_first:
+                        patched(self, model)
+                    for layer in model.model.layers:
+                        for module in (layer.mlp, layer.self_attn, layer):
+                            fully_shard(module, mesh=mesh)
+                    fully_shard(model, mesh=mesh)
+                    if is_sharded_first:
+                        patched(self, model)
+                    self.assertEqual(num_patched(model), MODELS[name][2])
+                    with rotations() as seen:
+                        self.assert_near([self.sharded_loss(model)], expected)
+                    self.assertTrue(seen)
+                    unpatch(model)
+                    with rotations() as seen:
+                        self.assertTrue(torch.equal(self.sharded_loss(model), expected[0]))
+                    self.assertFalse(seen)
+
+    def sharded_loss(self, model):
+        ids = make_ids(model)
+        loss = model(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return loss.detach().double()
+
     @for_each(STRUCTURES)
     def test_gradient_checkpointing(self, name, device):
         for use_reentrant in (False, True):

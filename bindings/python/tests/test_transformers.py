@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import importlib
 import itertools
@@ -14,7 +15,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
+import weakref
 
 import support
 
@@ -562,12 +565,11 @@ class PatchTest(unittest.TestCase):
 
     def test_other_models_stay_as_they_are(self):
         modeling = transformers.models.llama.modeling_llama
-        original = modeling.apply_rotary_pos_emb
         one, two, other = (make_model("llama") for _ in range(3))
         before = run(other)[0]
         for model in (one, two):
             patched(self, model)
-            self.assertIsNot(modeling.apply_rotary_pos_emb, original)
+            rotation = modeling.apply_rotary_pos_emb
             self.assertTrue(torch.equal(run(other)[0], before))
             self.assertFalse(torch.equal(run(model)[0], before))
         unpatch(one)
@@ -575,34 +577,188 @@ class PatchTest(unittest.TestCase):
             self.assertTrue(torch.equal(run(model)[0], before))
         self.assertFalse(torch.equal(run(two)[0], before))
         unpatch(two)
-        self.assertIs(modeling.apply_rotary_pos_emb, original)
+        self.assertIs(modeling.apply_rotary_pos_emb, rotation)  # it stays, so that graphs of other models stay valid
         for model in (one, two, other):
             self.assertTrue(torch.equal(run(model)[0], before))
             self.assertFalse([name for m in model.modules() for name in m.__dict__ if "_librope" in name])
 
     def test_a_patched_model_that_goes_away(self):
-        modeling = transformers.models.llama.modeling_llama
-        original = modeling.apply_rotary_pos_emb
-        model = patch(make_model("llama"))
-        self.assertIsNot(modeling.apply_rotary_pos_emb, original)
-        del model
+        """It is freed with its last reference, and no other model notices: not one that is being compiled."""
+        model, other = patch(make_model("qwen3")), make_model("qwen3")
+        run(model)
+        references = [weakref.ref(p) for p in model.parameters()]
         gc.collect()
-        self.assertIs(modeling.apply_rotary_pos_emb, original)
+        gc.disable()
+        self.addCleanup(gc.enable)
+        model.zero_grad()
+
+        def backend(graph, inputs):
+            models.clear()
+            self.assertFalse([r for r in references if r() is not None])
+            return graph.forward
+
+        models = [model]
+        del model
+        torch._dynamo.reset()
+        with torch.no_grad():
+            expected = other(torch.ones(1, 7, dtype=torch.int64)).logits
+            compiled = torch.compile(other, backend=backend)(torch.ones(1, 7, dtype=torch.int64)).logits
+        self.assertFalse(models)
+        self.assertTrue(torch.equal(compiled, expected))
+
+    def test_code_that_is_not_of_transformers(self):
+        """A checkpoint's own file has the names of transformers' file."""
+        modeling = importlib.import_module("transformers.models.llama.modeling_llama")
+        with open(modeling.__file__, encoding="utf-8") as file:
+            source = file.read()
+        name = "transformers_modules.checkpoint.modeling_llama"
+        for old, new in (
+                ("self.act_fn(self.gate_proj(x)) * self.up_proj(x)", "self.act_fn(self.gate_proj(x)) * x.mean()"),
+                ("torch.cat((-x2, x1), dim=-1)", "torch.cat((x2, -x1), dim=-1)"),
+                ("(k * cos)", "(0.5 * k * cos)"),
+                ("position_ids[:, None, :].float()", "(position_ids[:, None, :] // 2).float()")):
+            with self.subTest(new):
+                self.assertEqual(source.count(old), 1)
+                module = types.ModuleType(name)
+                module.__package__, module.__file__ = "transformers.models.llama", modeling.__file__
+                sys.modules[name] = module
+                self.addCleanup(sys.modules.pop, name, None)
+                exec(compile(source.replace(old, new), "modeling_llama.py", "exec"), module.__dict__)
+                config = make_config("llama")
+                config._attn_implementation = "eager"
+                torch.manual_seed(1)
+                model = module.LlamaForCausalLM(config)
+                before = run(model)
+                with self.assertRaisesRegex(ValueError, "nothing to patch"):
+                    patch(model)
+                with self.assertRaisesRegex(ValueError, "is not one of"):
+                    patch(module)
+                for actual, expected in zip(run(model), before):
+                    self.assertTrue(torch.equal(actual, expected))
+
+    def test_methods_that_are_not_of_transformers(self):
+        """Methods of subclasses and of single modules, and hooks of activations, are respected."""
+        modeling = importlib.import_module("transformers.models.llama.modeling_llama")
+
+        class MLP(modeling.LlamaMLP):
+            def forward(self, x):
+                return 2 * super().forward(x)
+
+        class RotaryEmbedding(modeling.LlamaRotaryEmbedding):
+            def forward(self, x, position_ids):
+                return super().forward(x, position_ids // 2)
+
+        config = make_config("llama")
+
+        def wrapped(module):
+            forward = module.forward
+            module.forward = lambda *arguments: [2 * x for x in forward(*arguments)]
+            return module
+
+        x, positions = torch.randn(1, 5, 64), torch.arange(5)[None]
+        for make in (
+                lambda: MLP(config), lambda: wrapped(modeling.LlamaMLP(config)), lambda: RotaryEmbedding(config),
+                lambda: wrapped(modeling.LlamaRotaryEmbedding(config))):
+            module = make()
+            arguments = (x, positions) if hasattr(module, "inv_freq") else (x,)
+            before = module(*arguments)
+            with self.assertRaisesRegex(ValueError, "nothing to patch"):
+                patch(module)
+            for actual, expected in zip(module(*arguments), before):
+                self.assertTrue(torch.equal(actual, expected))
+        mlp = modeling.LlamaMLP(config)
+        expected = mlp(x)
+        self.assertFalse(torch.equal(patched(self, mlp)(x), 2 * expected))
+        hook = mlp.act_fn.register_forward_hook(lambda module, inputs, output: 2 * output)  # after it was patched
+        self.assertTrue(torch.equal(mlp(x), 2 * expected))
+        hook.remove()
+        mlp.act_fn = torch.nn.GELU()
+        self.assertTrue(torch.equal(mlp(x), unpatch(mlp)(x)))
+        mlp.act_fn = type("SiLU", (torch.nn.GELU,), {})()
+        with self.assertRaisesRegex(ValueError, "nothing to patch"):
+            patch(mlp)
+
+    def test_functions_that_another_program_has_replaced(self):
+        modeling = importlib.import_module("transformers.models.mistral.modeling_mistral")
+        own = modeling.apply_rotary_pos_emb
+        model = make_model("mistral")
+        self.addCleanup(setattr, modeling, "apply_rotary_pos_emb", own)
+        modeling.apply_rotary_pos_emb = functools.wraps(own)(lambda *arguments: own(*arguments))
+        before = run(model)[0]
+        with self.assertRaisesRegex(ValueError, "modeling_mistral.apply_rotary_pos_emb is not transformers' own"):
+            patch(model)
+        self.assertTrue(torch.equal(run(model)[0], before))
+        self.assertFalse([name for m in model.modules() for name in m.__dict__ if "_librope" in name])
+
+    def test_copies_that_share_the_attributes(self):
+        """Replicas of nn.DataParallel and shallow copies have parameters of their own."""
+        for name in ("llama", "qwen3", "deepseek_v3", "ministral3"):
+            with self.subTest(name):
+                model = patched(self, make_model(name))
+                ids = torch.ones(1, 7, dtype=torch.int64)
+                other = copy.deepcopy(model)
+                with torch.no_grad():
+                    for p in other.parameters():
+                        p.mul_(0.75)
+                    expected = other(ids).logits
+                    replica = self.replica_of(model, other, lambda m: m._replicate_for_data_parallel())
+                    self.assertTrue(torch.equal(replica(ids).logits, expected))
+                    shallow = self.replica_of(model, other, copy.copy)
+                    self.assertTrue(torch.equal(shallow(ids).logits, expected))
+                    self.assertFalse(torch.equal(model(ids).logits, expected))
+
+    def replica_of(self, model, values, make):
+        """A replica of the modules, with other parameters."""
+        replica = make(model)
+        replica._modules = dict(replica._modules)
+        replica._parameters = dict(values._parameters)
+        for name, child in model._modules.items():
+            if child is not None:
+                replica._modules[name] = self.replica_of(child, values._modules[name], make)
+        return replica
+
+    def test_positions_that_are_no_integers(self):
+        for name in ("llama", "qwen3", "ministral3"):
+            with self.subTest(name):
+                model = make_model(name)
+                for module in list(model.modules()):
+                    if type(module).__name__.endswith("MLP"):
+                        module.act_fn = torch.nn.Tanh()  # is not replaced
+                positions = torch.arange(13)[None] / 2
+                expected = run(model, position_ids=positions)[0]
+                self.assertTrue(torch.equal(run(patched(self, model), position_ids=positions)[0], expected))
+
+    def test_frequencies_that_depend_on_the_length_in_a_graph(self):
+        """The lengths of a compiled model go up and down beyond the one that the model was trained for."""
+        for name in ("llama, dynamic", "phi3"):
+            with self.subTest(name):
+                torch._dynamo.reset()
+                model = make_model(name)
+                twin = copy.deepcopy(model)
+                compiled = torch.compile(patched(self, model), backend="aot_eager")
+                for length in (5, 31, 12, 5, 40):
+                    ids = torch.arange(1, length + 1)[None]
+                    with torch.no_grad():
+                        self.assertLess(
+                            distance(compiled(ids, use_cache=False).logits, twin(ids, use_cache=False).logits),
+                            TOLERANCES[torch.float32][0])
+                unpatch(model)
 
     def test_all_or_nothing(self):
         model = make_model("llama")
         model.model.rotary_emb.rope_type = {"no_such_layer": "default"}
-        original = transformers.models.llama.modeling_llama.apply_rotary_pos_emb
+        classes = list(map(type, model.modules()))
         with self.assertRaises(AttributeError):
             patch(model)
         self.assertFalse([name for m in model.modules() for name in m.__dict__ if "_librope" in name])
-        self.assertIs(transformers.models.llama.modeling_llama.apply_rotary_pos_emb, original)
+        self.assertEqual(list(map(type, model.modules())), classes)
 
     def test_a_modeling_module(self):
         for family in ("llama", "deepseek_v3", "qwen3", "llama4", "ministral3"):
             with self.subTest(family):
                 modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
                 before = run(make_model(family))
+                unpatch(patch(make_model(family)))  # functions of the module stay from now on
                 originals = {name: (value, dict(vars(value)) if isinstance(value, type) else None)
                              for name, value in vars(modeling).items()}
                 patched(self, modeling)
