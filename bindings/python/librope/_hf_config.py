@@ -50,6 +50,12 @@ _DEFAULT_THETA = {
 }
 _OWN_HEAD_DIM = frozenset("gemma gemma2 gemma3_text qwen3".split())
 _DEFAULT_ROTARY_PCT = {"gpt_neox": 0.25}
+_DEFAULT_ORIGINAL = {"phi3": 4096}  # original_max_position_embeddings
+
+# GPT-NeoX has these keys where others have rope_theta and partial_rotary_factor. For a type without such a key
+# transformers ignores it.
+_LEGACY = {"rotary_emb_base": frozenset(["gpt_neox"]), "rotary_pct": frozenset(["gpt_neox"])}
+_USES_ORIGINAL = frozenset("llama3 longrope yarn".split())
 
 
 def _to_fp32(values: List[float]) -> List[float]:
@@ -71,6 +77,25 @@ class _Config:
             ) from error
         return default if value is None else value
 
+    def is_null(self, name: str) -> bool:
+        """Whether a dict has None for the key."""
+        return self.is_dict and name in self._config and self._config[name] is None
+
+    def integer(self, name: str) -> Optional[int]:
+        """Other tools write integers as 8192.0."""
+        value = self.get(name)
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ValueError(f"{name} is {value!r}: it must be an integer")
+        return value
+
+    def need_integer(self, name: str) -> int:
+        self.need(name)
+        value = self.integer(name)
+        assert value is not None
+        return value
+
     def need(self, name: str) -> Any:
         value = self.get(name)
         if value is None:
@@ -85,20 +110,122 @@ class _Config:
         return _Config(self._config.per_layer_config[layer_type])
 
 
+def _agreed(*said: Tuple[str, Any]) -> Any:
+    """The value of keys that say one thing, or None if none of them has a value."""
+    given = [(key, value) for key, value in said if value is not None]
+    for key, value in given[1:]:
+        if value != given[0][1]:
+            raise ValueError(
+                f"{given[0][0]} is {given[0][1]!r} and {key} is {value!r}: they say one thing, so they must be equal")
+    return given[0][1] if given else None
+
+
 def _rope_parameters(config: _Config, layer_type: Optional[str]) -> Dict[str, Any]:
     """transformers 5 has rope_parameters, one for each layer type if they differ; transformers 4 has rope_scaling and
-    other keys."""
-    parameters: Any = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    other keys. The result has rope_type, rope_theta and partial_rotary_factor, wherever the configuration has them."""
+    first: Any = config.get("rope_parameters") or {}
+    second: Any = config.get("rope_scaling") or {}
+    name = "rope_parameters" if first or not second else "rope_scaling"
+    result = _settled(config, name, _of_layer(config, first or second, layer_type), layer_type)
+    if first and second and first is not second:  # transformers 5 has them as two names of one dict
+        other = _settled(config, "rope_scaling", _of_layer(config, second, layer_type), layer_type)
+        for key in sorted({*result, *other}):
+            if result.get(key) != other.get(key):
+                raise ValueError(
+                    f"rope_parameters and rope_scaling differ: {key} is {result.get(key)!r} by the one and "
+                    f"{other.get(key)!r} by the other, keys beside them and defaults included: leave one of them out")
+    return result
+
+
+def _of_layer(config: _Config, parameters: Mapping[str, Any], layer_type: Optional[str]) -> Mapping[str, Any]:
     nested = [name for name, value in parameters.items() if isinstance(value, Mapping)]
     layer_types = config.get("_rope_type_labels") or config.get("layer_types")
     if nested:
         nested = [name for name in nested if layer_types is None or name in layer_types]
         if layer_type not in nested:
             raise ValueError(f"layer_type is {layer_type!r}: the configuration has {', '.join(sorted(nested))}")
-        parameters = parameters[layer_type]
-    elif layer_type is not None and layer_type not in (layer_types or ()):
+        of_layer: Mapping[str, Any] = parameters[layer_type]
+        return of_layer
+    if config.get("model_type") == "gemma3_text":
+        raise ValueError("rope_parameters are for all layers: Gemma 3 has those of each layer type")
+    if layer_type is not None and layer_type not in (layer_types or ()):
         raise ValueError(f"layer_type is {layer_type!r}: the configuration has one rope for all layers")
-    return dict(parameters)
+    return parameters
+
+
+def _settled(config: _Config, name: str, given: Mapping[str, Any], layer_type: Optional[str]) -> Dict[str, Any]:
+    """The given parameters, which the configuration has as `name`, with those that it has beside them."""
+    if "mrope_section" in given:
+        raise ValueError("the configuration has several position axes: use section_axes with its mrope_section")
+    model_type = config.get("model_type")
+    parameters = {key: value for key, value in given.items() if value is not None}
+
+    def is_longrope(recipe: Any) -> bool:
+        return recipe == "su" or (recipe == "yarn" and config.is_dict and model_type == "phi3")
+
+    recipes = [(key, "longrope" if is_longrope(parameters.get(key)) else parameters.get(key))
+               for key in ("rope_type", "type")]
+    parameters.pop("type", None)
+    recipe = parameters["rope_type"] = _agreed(*recipes) or "default"
+    parameters["rope_theta"] = _theta(config, name, given, layer_type)
+    parameters["partial_rotary_factor"] = _part(config, name, given)
+    key = "original_max_position_embeddings"
+    original = _either(config, (key, config.integer(key)), (f"{name}.{key}", _Config(parameters).integer(key)), True)
+    if config.is_dict and recipe in _USES_ORIGINAL and config.get(key) is None and model_type in _DEFAULT_ORIGINAL:
+        original = _agreed((key, _DEFAULT_ORIGINAL[model_type]), (f"{name}.{key}", original))
+    if original is not None:
+        parameters[key] = original
+    return parameters
+
+
+def _either(config: _Config, outer: Tuple[str, Any], inner: Tuple[str, Any], is_outer_first: bool = False) -> Any:
+    """The value of a key of the configuration and of one inside rope_parameters. A dict has what someone wrote, so that
+    they must be equal. An object has defaults and leftovers, and transformers' order counts."""
+    if config.is_dict:
+        return _agreed(outer, inner)
+    first, second = (outer, inner) if is_outer_first else (inner, outer)
+    return second[1] if first[1] is None else first[1]
+
+
+def _theta(config: _Config, name: str, given: Mapping[str, Any], layer_type: Optional[str]) -> float:
+    model_type = config.get("model_type")
+    key = "rope_theta"
+    if model_type in _LEGACY["rotary_emb_base"]:
+        key = "rotary_emb_base"
+    elif model_type == "gemma3_text" and layer_type == "sliding_attention":
+        key = "rope_local_base_freq"
+    theta = _either(config, (key, config.get(key)), (f"{name}.rope_theta", given.get("rope_theta")))
+    if theta is None and config.is_dict and (config.is_null(key) or "rope_theta" in given):
+        raise ValueError(f"{key} is None: transformers makes no frequencies of it: leave it out for the type's default")
+    if theta is None:
+        theta = _DEFAULT_THETA.get(model_type)
+    if key == "rotary_emb_base":
+        # A configuration that transformers 4 wrote may have both. transformers 5 reads the one.
+        theta = _agreed(("rope_theta", config.get("rope_theta")), (key, theta))
+    theta = float(config.need(key) if theta is None else theta)
+    if not theta > 0:
+        raise ValueError(f"{key} is {theta}: it must be above 0")
+    return theta
+
+
+def _part(config: _Config, name: str, given: Mapping[str, Any]) -> float:
+    part: Optional[float]
+    model_type = config.get("model_type")
+    inner = f"{name}.partial_rotary_factor", given.get("partial_rotary_factor")
+    outer = "partial_rotary_factor", config.get("partial_rotary_factor")
+    if model_type not in _LEGACY["rotary_pct"]:
+        part = _either(config, outer, inner)
+        return 1.0 if part is None else part
+    legacy = "rotary_pct", config.get("rotary_pct")
+    if config.is_null("rotary_pct") and inner[1] is None:
+        raise ValueError("rotary_pct is None: leave it out for the type's default")
+    part = _agreed(legacy, inner)
+    if not config.is_dict and config.get("rope_parameters"):  # which then lack no default of the type
+        part = outer[1] if part is None else part
+        return 1.0 if part is None else part
+    part = _DEFAULT_ROTARY_PCT.get(model_type, 1.0) if part is None else part
+    _agreed(outer, ("rotary_pct", part))
+    return part
 
 
 def _text_config(config: Any) -> _Config:
@@ -135,7 +262,9 @@ def from_hf_config(
     style:           for a checkpoint with another order of channels than its model type
 
     DeepSeek, Mistral 4 and other models with qk_rope_head_dim rotate only the tail of q and k: for these, head_dim is
-    qk_rope_head_dim. Raises ValueError for a model whose rope has not been compared, such as a model of images.
+    qk_rope_head_dim. Raises ValueError for a model whose rope has not been compared, such as a model of images, for a
+    dict in which two keys say one thing and have unequal values, for a key that only other model types have, and for a
+    rotary_dim that is not the result's.
     """
     config = _text_config(config)
     model_type = config.get("model_type")
@@ -154,22 +283,18 @@ def from_hf_config(
     if style is not None:
         styles = (style, style)
 
+    _refuse_foreign(config, model_type)
     parameters = _rope_parameters(config, layer_type)
-    if model_type == "gemma3_text" and layer_type is None:
-        raise ValueError("rope_parameters are for all layers: Gemma 3 has those of each layer type")
     config = config.of_layers(layer_type)
-    if "mrope_section" in parameters:
-        raise ValueError("the configuration has several position axes: use section_axes with its mrope_section")
-    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base")
-                  or _DEFAULT_THETA.get(model_type) or config.need("rope_theta"))
-    part = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor")
-    if part is None:
-        is_old = config.get("rope_parameters") is None
-        part = config.get("rotary_pct") or _DEFAULT_ROTARY_PCT.get(model_type, 1.0) if is_old else 1.0
-    recipe = parameters.get("rope_type") or parameters.get("type") or "default"
+    theta, part, recipe = (parameters[name] for name in ("rope_theta", "partial_rotary_factor", "rope_type"))
     if parameters.get("truncate") is False and layer_type in (config.get("rope_parameters") or ()):
         raise ValueError("truncate is False for one layer type: transformers heeds it only where all have one rope")
     head_dim, rotary_dim = _widths(config, recipe, part)
+    stated = config.integer("rotary_dim")
+    if stated not in (None, rotary_dim):
+        raise ValueError(
+            f"rotary_dim is {stated} and head_dim {head_dim} times partial_rotary_factor {part} is {rotary_dim}: "
+            "transformers ignores rotary_dim: set partial_rotary_factor for the model that you mean")
 
     if recipe == "default" and exact:
         frequencies: Dict[str, Any] = {"theta": theta}
@@ -184,28 +309,44 @@ def from_hf_config(
     return {"head_dim": head_dim, "rotary_dim": rotary_dim, "style": styles[0], "out_style": styles[1], **frequencies}
 
 
+def _refuse_foreign(config: _Config, model_type: str) -> None:
+    """Refuses keys of other model types, which whoever wrote them takes for heeded."""
+    for name, types in _LEGACY.items():
+        if model_type not in types and config.get(name) is not None:
+            raise ValueError(f"{name} is {config.get(name)!r}: a model of type {model_type!r} has no such key")
+    if config.is_dict:
+        for name, is_own in (("qk_rope_head_dim", model_type in _FLAGGED),
+                             ("rope_local_base_freq", model_type == "gemma3_text")):
+            if not is_own and config.get(name) is not None:
+                raise ValueError(f"{name} is {config.get(name)!r}: a model of type {model_type!r} has no such key")
+
+
 def _widths(config: _Config, recipe: str, part: float) -> Tuple[int, int]:
     """Returns head_dim and rotary_dim."""
     model_type = config.get("model_type")
     is_partial = model_type in _PARTIAL
     if model_type in _FLAGGED or config.get("qk_rope_head_dim") is not None:
-        width = config.need("qk_rope_head_dim")
-        head_dim = width if config.is_dict else config.get("head_dim", width)
+        width = config.need_integer("qk_rope_head_dim")
+        head_dim = config.integer("head_dim") or width
+        if config.is_dict:
+            _agreed(("head_dim", head_dim), ("qk_rope_head_dim", width))
         is_cut = recipe != "proportional" and (is_partial or recipe != "default")
         rotary_dim = int(head_dim * part) if is_cut else head_dim
         if rotary_dim != width:
             raise ValueError(f"qk_rope_head_dim is {width}: head_dim and partial_rotary_factor make it {rotary_dim}")
         return width, width
-    head_dim = (config.need("head_dim") if config.is_dict and model_type in _OWN_HEAD_DIM else config.get("head_dim"))
-    if head_dim is None:
-        head_dim = config.need("hidden_size") // config.need("num_attention_heads")
+    if config.is_dict and model_type in _OWN_HEAD_DIM:
+        config.need("head_dim")
+    head_dim = (config.need_integer("hidden_size") // config.need_integer("num_attention_heads")
+                if config.get("head_dim") is None else config.need_integer("head_dim"))
     if recipe == "proportional":
         return head_dim, head_dim
     if part != 1 and not is_partial:
         raise ValueError(f"partial_rotary_factor is {part}: a model of type {model_type!r} rotates whole heads")
     rotary_dim = int(head_dim * part)
-    if rotary_dim % 2:
-        raise ValueError(f"partial_rotary_factor is {part}: it makes rotary_dim {rotary_dim}, which must be even")
+    if rotary_dim % 2 or rotary_dim < 2:
+        raise ValueError(
+            f"partial_rotary_factor is {part}: it makes rotary_dim {rotary_dim}, which must be even and above 0")
     return head_dim, rotary_dim
 
 
@@ -213,7 +354,7 @@ def _scaling(
         recipe: str, config: _Config, parameters: Dict[str, Any], part: float, sequence_length: int) -> Dict[str, Any]:
     """scaled_frequencies' arguments. An absent key has transformers' default, which is almost always the library's
     0."""
-    given = {name: value for name, value in parameters.items() if value is not None}
+    given = parameters
 
     def pick(*names: str) -> Dict[str, Any]:
         return {name: given[name] for name in names if name in given}
@@ -224,9 +365,8 @@ def _scaling(
         return {"type": "linear", **pick("factor")}
     if recipe == "proportional":
         return {"type": "proportional", **pick("factor"), "partial_rotary_factor": part}
-    max_position = config.need("max_position_embeddings")
-    original = (config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
-                or max_position)
+    max_position = config.need_integer("max_position_embeddings")
+    original = given.get("original_max_position_embeddings") or max_position
     if recipe == "dynamic":
         if "alpha" in given and str(config.get("model_type")).startswith("hunyuan"):
             return {"type": "ntk_alpha", **pick("alpha")}
@@ -244,7 +384,7 @@ def _scaling(
         elif given.get("mscale") and given.get("mscale_all_dim"):  # transformers ignores one without the other
             scaling.update(pick("mscale", "mscale_all_dim"))
         return scaling
-    if recipe in ("longrope", "su"):
+    if recipe == "longrope":
         scaling = {"type": "longrope", **pick("short_factor", "long_factor", "attention_factor"),
                    "original_max_position": original, "sequence_length": sequence_length}
         if "attention_factor" not in given:

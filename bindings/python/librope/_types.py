@@ -118,6 +118,7 @@ class _Pairing(TypedDict):
 class TorchRotation(_Pairing, Operands, total=False):
     """Keywords of librope.torch.apply_rotary, norm_rotary and rotary_step."""
 
+    head_dim: int
     theta: float
     inv_freq: Optional[Sequence[float]]
     attention_scale: float

@@ -129,10 +129,13 @@ def _rope_desc(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) ->
 
 
 def _what_of(
-        dtype: torch.dtype, head_dim: int, style: Any, layout: Any, out_style: Any, rotary_dim: int, rotary_offset: int,
-        theta: float, inv_freq: Optional[Sequence[float]], attention_scale: float, num_axes: int,
-        pair_axis: Optional[Sequence[int]], pair_block: int, rotation_rounding: Any) -> Tuple[Any, ...]:
-    """The arguments of _rope_desc that belong to the rotation."""
+        function: str, stated: int, dtype: torch.dtype, head_dim: int, style: Any, layout: Any, out_style: Any,
+        rotary_dim: int, rotary_offset: int, theta: float, inv_freq: Optional[Sequence[float]], attention_scale: float,
+        num_axes: int, pair_axis: Optional[Sequence[int]], pair_block: int, rotation_rounding: Any) -> Tuple[Any, ...]:
+    """The arguments of _rope_desc that belong to the rotation. head_dim is that of the tensors; `stated`, if not 0, is
+    that of the caller of `function`."""
+    if stated and stated != head_dim:
+        raise ValueError(f"{function}: head_dim is {stated}: the tensors have {head_dim} channels")
     return (dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta,
             None if inv_freq is None else tuple(as_list(inv_freq)), attention_scale, num_axes,
             None if pair_axis is None else tuple(as_list(pair_axis)), pair_block, rotation_rounding)
@@ -257,6 +260,7 @@ def apply_rotary(
     k: Optional[Tensor] = None,
     v: Optional[Tensor] = None,
     *,
+    head_dim: int = 0,
     style: AnyStyle,
     layout: AnyLayout,
     theta: float = 0.0,
@@ -284,6 +288,8 @@ def apply_rotary(
     """Rotates q, and k and v if given, in one launch. Returns a tensor for q alone, otherwise a tuple.
 
     q, k, v: [B, S, H, D] in the order of the layout, "thd" [T, H, D]; any strides, H of each its own
+    head_dim: D, or 0; any other is an error. So from_hf_config's result is accepted: apply_rotary(q, k,
+        **librope.from_hf_config(model.config), layout="bhsd")
     q_pass, k_pass: as in librope.Input: the channels outside the window of q and k, which then hold the window alone.
         The launch writes them to the result. If gradients are recorded or there is a v, the windows are rotated first
         and joined to their pass by torch.cat, which reads and writes all channels of the result once more
@@ -292,26 +298,26 @@ def apply_rotary(
     inv_freq is a sequence of numbers, because it belongs to the descriptor.
     """
     try:
-        head_dim = q.size(-1)
+        channels = q.size(-1)
     except (RuntimeError, IndexError):
         _refuse_shape("apply_rotary", "q", q)
         raise
     if q_pass is not None or k_pass is not None:
-        head_dim = _head_dim_of(q, (q, q_pass), (k, k_pass))
+        channels = _head_dim_of(q, (q, q_pass), (k, k_pass))
         if v is None and not _requires_grad(q, k, q_pass, k_pass, cos, sin, angles) and not _is_transformed():
             q_out, k_out, _ = rotary_step(
-                q, k, style=style, layout=layout, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale,
-                rotary_dim=rotary_dim, rotary_offset=rotary_offset, out_style=out_style, num_axes=num_axes,
-                pair_axis=pair_axis, pair_block=pair_block, rotation_rounding=rotation_rounding,
-                input=Input(q_pass, k_pass), positions=positions, start_positions=start_positions,
-                cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles, position_offset=position_offset,
-                table_rows=table_rows, programmatic_launch=programmatic_launch)
+                q, k, head_dim=head_dim, style=style, layout=layout, theta=theta, inv_freq=inv_freq,
+                attention_scale=attention_scale, rotary_dim=rotary_dim, rotary_offset=rotary_offset,
+                out_style=out_style, num_axes=num_axes, pair_axis=pair_axis, pair_block=pair_block,
+                rotation_rounding=rotation_rounding, input=Input(q_pass, k_pass), positions=positions,
+                start_positions=start_positions, cu_seqlens=cu_seqlens, cos=cos, sin=sin, angles=angles,
+                position_offset=position_offset, table_rows=table_rows, programmatic_launch=programmatic_launch)
             return q_out if k is None else (q_out, k_out)
         _check_pass("q", q, q_pass)
         _check_pass("k", k, k_pass)
     what = _what_of(
-        q.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
-        num_axes, pair_axis, pair_block, rotation_rounding)
+        "apply_rotary", head_dim, q.dtype, channels, style, layout, out_style, rotary_dim, rotary_offset, theta,
+        inv_freq, attention_scale, num_axes, pair_axis, pair_block, rotation_rounding)
     if table_rows is not TableRows.BY_POSITION:
         table_rows = number_of(TABLE_ROWS, "table_rows", table_rows)
     if _is_compiling() or type(what[1]) is not int:
@@ -543,6 +549,7 @@ def norm_rotary(
     k: Optional[Tensor] = None,
     v: Optional[Tensor] = None,
     *,
+    head_dim: int = 0,
     style: AnyStyle,
     layout: AnyLayout,
     theta: float = 0.0,
@@ -593,13 +600,13 @@ def norm_rotary(
     NotImplementedError, and so do forward mode and torch.vmap.
     """
     try:
-        head_dim = q.size(-1)
+        channels = q.size(-1)
     except (RuntimeError, IndexError):
         _refuse_shape("norm_rotary", "q", q)
         raise
     what = _what_of(
-        q.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
-        num_axes, pair_axis, pair_block, rotation_rounding)
+        "norm_rotary", head_dim, q.dtype, channels, style, layout, out_style, rotary_dim, rotary_offset, theta,
+        inv_freq, attention_scale, num_axes, pair_axis, pair_block, rotation_rounding)
     normed = bits_of(NORM_TENSORS, "norm_tensors", norm_tensors)
     if not normed:
         normed = NormTensors.Q | NormTensors.K | (0 if v is None else NormTensors.V)
@@ -642,6 +649,7 @@ def rotary_step(
     k: Optional[Tensor] = None,
     v: Optional[Tensor] = None,
     *,
+    head_dim: int = 0,
     style: AnyStyle,
     layout: AnyLayout,
     theta: float = 0.0,
@@ -720,13 +728,13 @@ def rotary_step(
     assert first is not None
     passes = (None, None) if input is None else (input.q_pass, input.k_pass)
     try:
-        head_dim = first.size(-1) if input is None else _head_dim_of(first, (q, passes[0]), (k, passes[1]))
+        channels = first.size(-1) if input is None else _head_dim_of(first, (q, passes[0]), (k, passes[1]))
     except (RuntimeError, IndexError):
         _refuse_shape("rotary_step", "q" if q is not None else "k" if k is not None else "v", first)
         raise
     what = _what_of(
-        first.dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale,
-        num_axes, pair_axis, pair_block, rotation_rounding)
+        "rotary_step", head_dim, first.dtype, channels, style, layout, out_style, rotary_dim, rotary_offset, theta,
+        inv_freq, attention_scale, num_axes, pair_axis, pair_block, rotation_rounding)
     values = (norm, as_bits(norm_tensors), norm_order, norm_extent, as_bits(norm_rounding), norm_eps,
               norm_weight_offset, as_bits(quant_rounding))
     if _is_compiling() or type(what[1]) is not int:
@@ -765,7 +773,7 @@ def rotary_step(
     try:
         outputs = [
             None if x is None or cached is not None else make(x) if rest is None else _calls.widened_torch(
-                x, head_dim, is_zeroed)
+                x, channels, is_zeroed)
             for x, cached, rest in zip(tensors, caches, (*passes, None))]
         operators.step(
             _rope_key(what, form), q, k, v, *outputs, False, positions, position_offset, flags, start_positions,

@@ -115,6 +115,14 @@ class HfConfigTest(unittest.TestCase):
         self.assertEqual(self.desc_arguments(config, exact=True, layer_type="full_attention")["inv_freq"][0], 1 / 8)
         with self.assertRaisesRegex(ValueError, "layer_type is None: the configuration has full_attention, sliding"):
             from_hf_config(config)
+        beside = {**config, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
+        for layer_type in ("full_attention", "sliding_attention"):
+            self.assertEqual(from_hf_config(beside, layer_type=layer_type), from_hf_config(config, layer_type=layer_type))
+        with self.assertRaisesRegex(ValueError, "rope_local_base_freq is 5000.0 and rope_parameters.rope_theta is 10000"):
+            from_hf_config({**beside, "rope_local_base_freq": 5e3}, layer_type="sliding_attention")
+        flat = {**beside, "rope_parameters": None, "layer_types": ["full_attention", "sliding_attention"]}
+        with self.assertRaisesRegex(ValueError, "rope_parameters are for all layers: Gemma 3 has"):
+            from_hf_config(flat, layer_type="sliding_attention")
 
     def test_a_head_dim_of_each_layer(self):
         class Heterogeneous:
@@ -136,6 +144,83 @@ class HfConfigTest(unittest.TestCase):
         short, long = self.desc_arguments(config), self.desc_arguments(config, sequence_length=128)
         self.assertEqual(short["inv_freq"], self.desc_arguments(self.LLAMA)["inv_freq"])
         self.assertLess(long["inv_freq"][-1], short["inv_freq"][-1])
+
+    YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    NEOX = {**LLAMA, "model_type": "gpt_neox"}
+
+    def test_two_keys_that_say_one_thing(self):
+        yarn = {**self.YARN, "rope_theta": 1e6}
+        once = self.desc_arguments({**self.LLAMA, "rope_parameters": yarn})
+        for twice in ({"rope_scaling": yarn}, {"rope_scaling": self.YARN, "rope_theta": 1e6}, {"rope_theta": 1000000},
+                      {"rope_scaling": None, "rope_theta": None}, {"original_max_position_embeddings": 32.0},
+                      {"rope_scaling": {**yarn, "type": "yarn", "factor": 4, "beta_fast": None}},
+                      {"partial_rotary_factor": 1.0}, {"rotary_dim": 32}, {"rotary_pct": None}):
+            with self.subTest(twice):
+                self.assertEqual(self.desc_arguments({**self.LLAMA, "rope_parameters": yarn, **twice}), once)
+        linear = {"rope_type": "linear", "factor": 2.0}
+        for keys, text in (
+                ({"rope_scaling": linear}, "rope_parameters and rope_scaling differ: factor is 4.0 by the one and 2.0"),
+                ({"rope_scaling": {**yarn, "factor": 2.0}}, "factor is 4.0 by the one and 2.0 by the other"),
+                ({"rope_scaling": self.YARN}, "rope_theta is 1000000.0 by the one and 10000.0 by the other"),
+                ({"rope_theta": 5e5}, r"rope_theta is 500000.0 and rope_parameters.rope_theta is 1000000.0"),
+                ({"partial_rotary_factor": 0.5, "model_type": "phi3", "rope_parameters": {
+                    "partial_rotary_factor": 1.0}},
+                 "partial_rotary_factor is 0.5 and rope_parameters.partial_rotary_factor is 1.0"),
+                ({"original_max_position_embeddings": 16},
+                 "original_max_position_embeddings is 16 and rope_parameters.original_max_position_embeddings is 32"),
+                ({"rope_parameters": {**yarn, "type": "linear"}}, "rope_type is 'yarn' and type is 'linear'"),
+                ({"rotary_dim": 16}, "rotary_dim is 16 and head_dim 32 times partial_rotary_factor 1.0 is 32")):
+            with self.subTest(text), self.assertRaisesRegex(ValueError, text):
+                from_hf_config({**self.LLAMA, "rope_parameters": yarn, **keys})
+
+    def test_a_legacy_key_is_its_types(self):
+        base = self.desc_arguments({**self.NEOX, "rotary_emb_base": 5e5, "rotary_pct": 0.5}, exact=True)
+        self.assertEqual((base["theta"], base["rotary_dim"]), (5e5, 16))
+        self.assertEqual(base, self.desc_arguments(
+            {**self.NEOX, "rotary_emb_base": 500000, "rope_theta": 5e5, "rotary_pct": 0.5, "partial_rotary_factor": 0.5,
+             "rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}}, exact=True))
+        of_default = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+        self.assertEqual(self.desc_arguments({**self.NEOX, **of_default})["rotary_dim"], 8)
+        self.assertEqual(self.desc_arguments({**self.NEOX, **of_default, "rotary_pct": 0.5})["rotary_dim"], 16)
+        for config, text in (
+                ({**self.NEOX, "rope_theta": 5e5}, "rope_theta is 500000.0 and rotary_emb_base is 10000.0"),
+                ({**self.NEOX, "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5 and rotary_pct is 0.25"),
+                ({**self.NEOX, "rotary_pct": 0.5, "partial_rotary_factor": 0.25},
+                 "partial_rotary_factor is 0.25 and rotary_pct is 0.5"),
+                ({**self.NEOX, "rotary_emb_base": 1e4, "rope_theta": 5e5},
+                 "rope_theta is 500000.0 and rotary_emb_base is 10000.0"),
+                ({**self.LLAMA, "rotary_emb_base": 5e5}, "rotary_emb_base is 500000.0: a model of type 'llama' has no"),
+                ({**self.LLAMA, "model_type": "phi3", "rotary_pct": 0.5}, "rotary_pct is 0.5: a model of type 'phi3'"),
+                ({**self.LLAMA, "qk_rope_head_dim": 32}, "qk_rope_head_dim is 32: a model of type 'llama' has no such"),
+                ({**self.LLAMA, "rope_local_base_freq": 1e4}, "rope_local_base_freq is 10000.0: a model of type")):
+            with self.subTest(text), self.assertRaisesRegex(ValueError, text):
+                from_hf_config(config)
+
+    def test_integers(self):
+        config = {**self.LLAMA, "rope_parameters": {**self.YARN, "rope_theta": 1e6}}
+        floats = {**config, **{name: float(config[name]) for name in
+                               ("hidden_size", "num_attention_heads", "max_position_embeddings")},
+                  "rope_parameters": {**config["rope_parameters"], "original_max_position_embeddings": 32.0}}
+        self.assertEqual(self.desc_arguments(floats), self.desc_arguments(config))
+        self.assertEqual(self.desc_arguments({**self.LLAMA, "head_dim": 32.0})["head_dim"], 32)
+        for name, value in (("head_dim", 32.5), ("hidden_size", 128.5), ("num_attention_heads", True),
+                            ("max_position_embeddings", "64"), ("original_max_position_embeddings", 32.5),
+                            ("rotary_dim", 31.5)):
+            with self.subTest(name), self.assertRaisesRegex(ValueError, f"{name} is {value!r}: it must be an integer"):
+                from_hf_config({**config, name: value})
+
+    def test_no_theta(self):
+        for config in ({**self.LLAMA, "rope_theta": None}, {**self.LLAMA, "rope_parameters": {"rope_theta": None}}):
+            with self.assertRaisesRegex(ValueError, "rope_theta is None"):
+                from_hf_config(config)
+        with self.assertRaisesRegex(ValueError, "rotary_emb_base is None"):
+            from_hf_config({**self.NEOX, "rotary_emb_base": None})
+        with self.assertRaisesRegex(ValueError, "rotary_pct is None"):
+            from_hf_config({**self.NEOX, "rotary_pct": None})
+        with self.assertRaisesRegex(ValueError, "rope_theta is 0.0: it must be above 0"):
+            from_hf_config({**self.LLAMA, "rope_theta": 0})
+        with self.assertRaisesRegex(ValueError, "partial_rotary_factor is 0: it makes rotary_dim 0"):
+            from_hf_config({**self.LLAMA, "model_type": "phi3", "partial_rotary_factor": 0})
 
     def test_errors(self):
         for style in (None, "half"):

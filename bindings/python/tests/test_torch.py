@@ -1228,6 +1228,45 @@ class StepTest(unittest.TestCase):
         self.assert_cached(self.expected(self.k, self.k_weight), self.v)
 
 
+class HeadDimTest(unittest.TestCase):
+    """The functions take what from_hf_config returns."""
+    CONFIG = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+
+    def test_arguments_of_a_config(self):
+        arguments = librope.from_hf_config(self.CONFIG)
+        q, k = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 2, 16)
+        expected = RopeDesc(**arguments, layout="bshd", dtype="f32").forward(q, k)
+        for function, keywords in ((apply_rotary, {}), (librope.torch.rotary_step, {}),
+                                   (librope.torch.norm_rotary, {"norm_eps": 1e-6})):
+            with self.subTest(function.__name__):
+                results = function(q, k, layout="bshd", **arguments, **keywords)
+                if function is not librope.torch.norm_rotary:
+                    for result, x in zip(results, expected):
+                        self.assertTrue(torch.equal(result, x))
+                with self.assertRaisesRegex(
+                        ValueError, f"{function.__name__}: head_dim is 16: the tensors have 32 channels"):
+                    function(torch.randn(2, 5, 4, 32), layout="bshd", **arguments, **keywords)
+        grad, = torch.autograd.grad(apply_rotary(q.requires_grad_(), layout="bshd", **arguments).sum(), q)
+        self.assertEqual(grad.shape, q.shape)
+
+    def test_a_pass_counts(self):
+        q, q_pass = torch.randn(2, 5, 4, 8), torch.randn(2, 5, 4, 8)
+        form = {**BSHD, "rotary_dim": 8}
+        for x in (q_pass, q_pass.clone().requires_grad_()):
+            self.assertTrue(torch.equal(apply_rotary(q, q_pass=x, head_dim=16, **form),
+                                        apply_rotary(q, q_pass=x, **form)))
+            with self.assertRaisesRegex(ValueError, "head_dim is 8: the tensors have 16 channels"):
+                apply_rotary(q, q_pass=x, head_dim=8, **form)
+
+    def test_in_a_graph(self):
+        if not has_compiler():
+            self.skipTest("torch.compile does not work here")
+        arguments = librope.from_hf_config(self.CONFIG)
+        compiled = torch.compile(lambda x: apply_rotary(x, layout="bshd", **arguments), fullgraph=True, backend="eager")
+        x = torch.randn(2, 5, 4, 16)
+        self.assertTrue(torch.equal(compiled(x), apply_rotary(x, layout="bshd", **arguments)))
+
+
 class ForwardModeTest(unittest.TestCase):
     """Functions without a formula for tangents refuse them: torch would take the result for constant."""
 

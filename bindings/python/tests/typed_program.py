@@ -83,6 +83,8 @@ def gates(desc: librope.SwigluDesc, gate: Array, up: torch.Tensor, rows: jax.Arr
 def operators(q: torch.Tensor) -> None:
     assert_type(librope.torch.apply_rotary(q, style="half", layout="thd", theta=1e4, q_pass=q), torch.Tensor)
     assert_type(librope.torch.apply_rotary(q, q, style="half", layout="thd"), Tuple[torch.Tensor, torch.Tensor])
+    assert_type(librope.torch.apply_rotary(q, layout="thd", style="half", head_dim=64), torch.Tensor)
+    librope.torch.apply_rotary(q, layout="thd", style="half", head_dim="64")  # type: ignore[call-overload]
     assert_type(
         librope.torch.apply_rotary(q, q, q, style="half", layout="thd"),
         Tuple[torch.Tensor, torch.Tensor, torch.Tensor])
