@@ -685,7 +685,7 @@ def _patch_instance(module: torch.nn.Module, parity: bool) -> bool:
         is_changed = is_rotary or make is _make_scaled_attention_forward or _has_silu(module)
     if not is_changed:
         return False
-    cls = own if issubclass(own, _Patched) else _patched_class(own, plan)
+    cls = _patched_class(own, plan)
     if method in module.__dict__ or "_old_forward" in module.__dict__:
         if method != "forward" or not _rebind(module, cls):
             return False
@@ -719,8 +719,7 @@ def _patch_class(modeling: types.ModuleType, cls: Any, parity: bool) -> bool:
     _, method, make = plan
     own = getattr(cls, method)
     cls._librope_method = (method, cls.__dict__.get(method))
-    setattr(cls, method, functools.wraps(own)(make(own)))
-    setattr(getattr(cls, method), "_librope_original", own)
+    setattr(cls, method, _make_method(plan, own))
     if make in _ROTARY_MAKERS:
         _replace_functions_of(modeling)
         cls._librope_frequencies = {}  # until an instance has its own
