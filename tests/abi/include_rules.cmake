@@ -3,8 +3,7 @@
 # backend -> kernels, and never go back.
 #
 # A file's rule is the first line below with a folder that contains the file; a file without a rule is an error. Quoted
-# includes are relative to src/. Only lists of kernels (*_variants.cuh) and files in src/backend/cuda/inst include a
-# file of kernels.
+# includes are relative to src/. Only the files that src/backend/cuda/kernel_files.cmake makes include a file of kernels.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -73,10 +72,10 @@ foreach(file IN LISTS files)
       endif()
       if(NOT is_allowed)
         message(SEND_ERROR "src/${file} includes ${included}: ${folder} may include ${allowed} and the C library")
-      elseif(folder STREQUAL "backend/cuda/kernels/" AND included MATCHES "^${folder}")
+      elseif(included MATCHES "\\.cuh$")
         file(READ "${SOURCE}/${included}" text)
-        if(included MATCHES "_variants\\.cuh$" OR (text MATCHES "__global__" AND NOT file MATCHES "_variants\\.cuh$"))
-          message(SEND_ERROR "src/${file} includes ${included}: kernels are included by *_variants.cuh and inst alone")
+        if(text MATCHES "__global__")
+          message(SEND_ERROR "src/${file} includes ${included}: files that CMake makes include kernels, no others")
         endif()
       endif()
     endif()

@@ -19,8 +19,7 @@ void add(const rope::Kernel &kernel, Kernels *kernels) {
   if (kernel.address != nullptr) kernels->emplace(kernel.address, kernel.params);
 }
 
-template <typename Element>
-void add_rope(Kernels *kernels) {
+void add_rope(rope_dtype_t dtype, Kernels *kernels) {
   using namespace rope;
   for (const int elements : {1, 2, 4, 8}) {
     for (int kernel = 0; kernel <= static_cast<int>(RopeKernel::kGeneral); ++kernel) {
@@ -28,8 +27,8 @@ void add_rope(Kernels *kernels) {
         for (const AngleKinds angles : {kComputedAngles, kTable32, kTable16, kOtherAngles}) {
           for (const Lookups lookup : {kNoLookup, kAxesLookup, kSequencesLookup}) {
             for (const bool has_simple_grid : {false, true}) {
-              add(rope_kernel_of(Element{}, elements,
-                                 {static_cast<RopeKernel>(kernel), pairing, angles, lookup, has_simple_grid}),
+              add(find_rope_kernel(dtype, elements,
+                                   {static_cast<RopeKernel>(kernel), pairing, angles, lookup, has_simple_grid}),
                   kernels);
             }
           }
@@ -39,8 +38,7 @@ void add_rope(Kernels *kernels) {
   }
 }
 
-template <typename Element>
-void add_steps(Kernels *kernels) {
+void add_steps(rope_dtype_t dtype, Kernels *kernels) {
   using namespace rope;
   for (int kernel = 0; kernel <= static_cast<int>(StepKernel::kNormGradientRows); ++kernel) {
     for (const StepNorm norm : {StepNorm::kNone, StepNorm::kBefore, StepNorm::kAfter, StepNorm::kOfToken}) {
@@ -48,8 +46,8 @@ void add_steps(Kernels *kernels) {
         for (const StepCodes codes : {StepCodes::kNone, StepCodes::kStatic, StepCodes::kScales, StepCodes::kAll}) {
           for (const bool is_interleaved : {false, true}) {
             for (const bool has_more : {false, true}) {
-              add(step_kernel_of(Element{},
-                                 {static_cast<StepKernel>(kernel), norm, angles, is_interleaved, codes, has_more}),
+              add(find_step_kernel(dtype,
+                                   {static_cast<StepKernel>(kernel), norm, angles, is_interleaved, codes, has_more}),
                   kernels);
             }
           }
@@ -59,8 +57,7 @@ void add_steps(Kernels *kernels) {
   }
 }
 
-template <typename Element>
-void add_swiglu(Kernels *kernels) {
+void add_swiglu(rope_dtype_t dtype, Kernels *kernels) {
   using namespace rope;
   for (const int elements : {1, 2, 4, 8}) {
     for (int work = 0; work < kNumSwigluWorks; ++work) {
@@ -68,28 +65,20 @@ void add_swiglu(Kernels *kernels) {
         for (const bool is_alternating : {false, true}) {
           const SwigluVariant variant = {static_cast<SwigluWork>(work), static_cast<SwigluFormula>(formula),
                                          is_alternating};
-          add(swiglu_kernel_of(Element{}, elements, variant), kernels);
+          add(find_swiglu_kernel(dtype, elements, variant), kernels);
         }
       }
     }
   }
 }
 
-template <typename Element>
-void add_all(Kernels *kernels) {
-  add_rope<Element>(kernels);
-  add_steps<Element>(kernels);
-  add_swiglu<Element>(kernels);
-}
-
 Kernels find_kernels() {
   Kernels kernels;
-  add_all<float>(&kernels);
-  add_all<rope::Float16>(&kernels);
-  add_all<rope::BFloat16>(&kernels);
-  add_all<double>(&kernels);
   for (const rope_dtype_t dtype : {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64}) {
-    add(rope::table_kernel_of(dtype), &kernels);
+    add_rope(dtype, &kernels);
+    add_steps(dtype, &kernels);
+    add_swiglu(dtype, &kernels);
+    add(rope::find_table_kernel(dtype), &kernels);
   }
   return kernels;
 }

@@ -28,29 +28,6 @@ Kernel kernel_of_members(Members... members) {
   return {reinterpret_cast<const void *>(number), nullptr};
 }
 
-// Members that do not select a function count as 0.
-Kernel rope_kernel(int dtype, int vector_elements, const RopeVariant &variant) {
-  const RopeKernel kernel = variant.kernel;
-  const bool is_computed = variant.angles == kComputedAngles, is_token = kernel == RopeKernel::kToken;
-  const bool has_one_table = is_token || kernel == RopeKernel::kScalar;
-  const unsigned angles = kernel == RopeKernel::kGeneral  ? 0
-                          : !is_computed && has_one_table ? unsigned{kTables}
-                                                          : unsigned{variant.angles};
-  const bool ignores_axes = is_computed && variant.lookup == kNoLookup;
-  const unsigned lookup = !is_token ? 0 : ignores_axes ? unsigned{kAxesLookup} : unsigned{variant.lookup};
-  const bool has_simple_grid = kernel == RopeKernel::kLong && is_computed && variant.has_simple_grid;
-  return kernel_of_members(dtype, vector_elements, kernel, variant.pairing, angles, lookup, has_simple_grid);
-}
-
-Kernel step_kernel(int dtype, const StepVariant &variant) {
-  return kernel_of_members(dtype, variant.kernel, variant.norm, variant.angles, variant.is_interleaved, variant.codes,
-                           variant.has_more);
-}
-
-Kernel swiglu_kernel(int dtype, int vector_elements, SwigluVariant variant) {
-  return kernel_of_members(dtype, vector_elements, variant.work, variant.formula, variant.is_alternating);
-}
-
 std::set<const void *> loaded;
 
 const KernelVisitor load = {[](void *, const Kernel &kernel) { loaded.insert(kernel.address); }, nullptr};
@@ -70,43 +47,30 @@ rope_status_t run_swiglu(const char *function, const SwigluCall &call, const Swi
 
 }  // namespace
 
-Kernel rope_kernel_of(float, int vector_elements, const RopeVariant &variant) {
-  return rope_kernel(0, vector_elements, variant);
+// Members that do not select a function count as 0.
+Kernel find_rope_kernel(rope_dtype_t dtype, int vector_elements, const RopeVariant &variant) {
+  const RopeKernel kernel = variant.kernel;
+  const bool is_computed = variant.angles == kComputedAngles, is_token = kernel == RopeKernel::kToken;
+  const bool has_one_table = is_token || kernel == RopeKernel::kScalar;
+  const unsigned angles = kernel == RopeKernel::kGeneral  ? 0
+                          : !is_computed && has_one_table ? unsigned{kTables}
+                                                          : unsigned{variant.angles};
+  const bool ignores_axes = is_computed && variant.lookup == kNoLookup;
+  const unsigned lookup = !is_token ? 0 : ignores_axes ? unsigned{kAxesLookup} : unsigned{variant.lookup};
+  const bool has_simple_grid = kernel == RopeKernel::kLong && is_computed && variant.has_simple_grid;
+  return kernel_of_members(dtype, vector_elements, kernel, variant.pairing, angles, lookup, has_simple_grid);
 }
-Kernel rope_kernel_of(Float16, int vector_elements, const RopeVariant &variant) {
-  return rope_kernel(1, vector_elements, variant);
+
+Kernel find_step_kernel(rope_dtype_t dtype, const StepVariant &variant) {
+  return kernel_of_members(dtype, variant.kernel, variant.norm, variant.angles, variant.is_interleaved, variant.codes,
+                           variant.has_more);
 }
-Kernel rope_kernel_of(BFloat16, int vector_elements, const RopeVariant &variant) {
-  return rope_kernel(2, vector_elements, variant);
+
+Kernel find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVariant variant) {
+  return kernel_of_members(dtype, vector_elements, variant.work, variant.formula, variant.is_alternating);
 }
-Kernel rope_kernel_of(double, int vector_elements, const RopeVariant &variant) {
-  return rope_kernel(3, vector_elements, variant);
-}
-Kernel step_kernel_of(float, const StepVariant &variant) {
-  return step_kernel(0, variant);
-}
-Kernel step_kernel_of(Float16, const StepVariant &variant) {
-  return step_kernel(1, variant);
-}
-Kernel step_kernel_of(BFloat16, const StepVariant &variant) {
-  return step_kernel(2, variant);
-}
-Kernel step_kernel_of(double, const StepVariant &variant) {
-  return step_kernel(3, variant);
-}
-Kernel swiglu_kernel_of(float, int vector_elements, SwigluVariant variant) {
-  return swiglu_kernel(0, vector_elements, variant);
-}
-Kernel swiglu_kernel_of(Float16, int vector_elements, SwigluVariant variant) {
-  return swiglu_kernel(1, vector_elements, variant);
-}
-Kernel swiglu_kernel_of(BFloat16, int vector_elements, SwigluVariant variant) {
-  return swiglu_kernel(2, vector_elements, variant);
-}
-Kernel swiglu_kernel_of(double, int vector_elements, SwigluVariant variant) {
-  return swiglu_kernel(3, vector_elements, variant);
-}
-Kernel table_kernel_of(rope_dtype_t dtype) {
+
+Kernel find_table_kernel(rope_dtype_t dtype) {
   return kernel_of_members(dtype);
 }
 

@@ -6,17 +6,12 @@
 #include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/operations.hpp"
 #include "backend/cuda/param_parts.hpp"
-#include "core/problem/visit_dtype.hpp"
 #include "plan/rope_catalogue.hpp"
 #include "plan/tuning.hpp"
 
 namespace rope {
 
 namespace {
-
-Kernel find_rope_kernel(rope_dtype_t dtype, int vector_elements, const RopeVariant &variant) {
-  return visit_dtype(dtype, [&](auto element) { return rope_kernel_of(element, vector_elements, variant); });
-}
 
 constexpr rope_dtype_t kTableTypes[] = {ROPE_DTYPE_F32, ROPE_DTYPE_F16, ROPE_DTYPE_BF16, ROPE_DTYPE_F64};
 
@@ -298,7 +293,7 @@ LaunchRope find_launch(const RopeVariant &variant) {
 }  // namespace
 
 void visit_rope_kernels(const RopeGeometry &geometry, KernelVisitor visit) {
-  for (const rope_dtype_t dtype : kTableTypes) visit(table_kernel_of(dtype));
+  for (const rope_dtype_t dtype : kTableTypes) visit(find_table_kernel(dtype));
   // With a norm every call is a step, and steps have their own kernels.
   if (geometry.norm.type != 0) return;
   const Pairing pairing = pairing_of(geometry.in_distance, geometry.out_distance);
@@ -336,7 +331,7 @@ rope_status_t fill_cuda_tables(const char *function, const TableProblem &problem
   const int64_t max_blocks = int64_t{kTableBlocksPerMultiprocessor} * device.multiprocessors;
   const int64_t wanted = (params.rows * params.columns - 1) / kTableThreads + 1;
   const auto blocks = static_cast<uint32_t>(wanted < max_blocks ? wanted : max_blocks);
-  const Launch what = {table_kernel_of(problem.dtype), blocks, 1, kTableThreads, 1, 0, false};
+  const Launch what = {find_table_kernel(problem.dtype), blocks, 1, kTableThreads, 1, 0, false};
   return launch(function, what, &params, device_index, stream);
 }
 

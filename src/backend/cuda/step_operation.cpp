@@ -6,17 +6,10 @@
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/operations.hpp"
 #include "backend/cuda/step_param_parts.hpp"
-#include "core/problem/visit_dtype.hpp"
 
 namespace rope {
 
 namespace {
-
-Kernel find_step_kernel(rope_dtype_t dtype, const StepVariant &variant) {
-  const bool is_gradient = variant.kernel == StepKernel::kNormGradient;  // one for all types that are computed in fp32
-  if (is_gradient && dtype != ROPE_DTYPE_F64) return step_kernel_of(float{}, variant);
-  return visit_dtype(dtype, [&](auto element) { return step_kernel_of(element, variant); });
-}
 
 void set_head_tensor(const RopeProblem &problem, const RopePlan &plan, int index, StepHeadTensor *params) {
   const RopeGeometry &geometry = *problem.geometry;

@@ -5,15 +5,10 @@
 #include "backend/cuda/kernels.hpp"
 #include "backend/cuda/kernels/swiglu_params.hpp"
 #include "backend/cuda/operations.hpp"
-#include "core/problem/visit_dtype.hpp"
 
 namespace rope {
 
 namespace {
-
-Kernel find_swiglu_kernel(rope_dtype_t dtype, int vector_elements, SwigluVariant variant) {
-  return visit_dtype(dtype, [&](auto element) { return swiglu_kernel_of(element, vector_elements, variant); });
-}
 
 // Launches the kernel of a variant for a vector width with the plan's grid.
 template <typename Params>

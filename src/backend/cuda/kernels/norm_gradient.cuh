@@ -23,8 +23,10 @@
 // reads both once or twice more, and each further part of the sums does so, too.
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_general_parts.cuh"
+#include "plan/step_kernels.hpp"
 
 namespace rope {
 
@@ -392,6 +394,11 @@ __global__ void __launch_bounds__(kMaxStepGeneralThreads)
       }
     }
   }
+}
+
+template <typename Real>
+Kernel find_norm_gradient_kernel(const StepVariant &) {
+  return kernel_of(norm_gradient_kernel<Real>);
 }
 
 }  // namespace rope

@@ -264,7 +264,7 @@ Kernel find_general_kernel(Pairing pairing) {
 
 // The kernel for a vector width, or NULL if T has no such width.
 template <typename T>
-Kernel find_general_kernel(int vector_elements, const RopeVariant &variant) {
+Kernel find_rope_general_kernel(int vector_elements, const RopeVariant &variant) {
   const Pairing pairing = variant.pairing;
   constexpr int kSize = static_cast<int>(sizeof(T));
   if (vector_elements == 1) return find_general_kernel<T, 1>(pairing);

@@ -216,16 +216,12 @@ Kernel find_long_kernel(const RopeVariant &variant) {
   }
 }
 
-// The kernel, or NULL for other vectors or types.
+// The kernel, or NULL for other vectors.
 template <typename T>
-Kernel find_long_kernel(int vector_elements, const RopeVariant &variant) {
-  if constexpr (sizeof(T) != 2) {
-    return {};
-  } else {
-    if (vector_elements * sizeof(T) != kLongVectorBytes) return {};
-    return variant.pairing == Pairing::kInterleaved ? find_long_kernel<T, true>(variant)
-                                                    : find_long_kernel<T, false>(variant);
-  }
+Kernel find_rope_long_kernel(int vector_elements, const RopeVariant &variant) {
+  if (vector_elements * sizeof(T) != kLongVectorBytes) return {};
+  return variant.pairing == Pairing::kInterleaved ? find_long_kernel<T, true>(variant)
+                                                  : find_long_kernel<T, false>(variant);
 }
 
 }  // namespace rope

@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kMaxRopeThreads)
 
 // The kernel, or NULL for vectors.
 template <typename T>
-Kernel find_scalar_kernel(int vector_elements, const RopeVariant &variant) {
+Kernel find_rope_scalar_kernel(int vector_elements, const RopeVariant &variant) {
   if (vector_elements != 1) return {};
   return variant.angles == kComputedAngles ? kernel_of(rope_scalar_kernel<T, ComputedAngles>)
                                            : kernel_of(rope_scalar_kernel<T, TableAngles>);

@@ -228,14 +228,6 @@ Kernel find_short_kernel(const RopeVariant &variant) {
   }
 }
 
-// The kernel, or NULL for vectors of another width.
-template <typename T>
-Kernel find_short_kernel(int vector_elements, const RopeVariant &variant) {
-  if (vector_elements * sizeof(T) != kShortVectorBytes) return {};
-  return variant.pairing == Pairing::kInterleaved ? find_short_kernel<T, true>(variant)
-                                                  : find_short_kernel<T, false>(variant);
-}
-
 template <typename T, bool IsInterleaved>
 Kernel find_flat_kernel(AngleKinds angles) {
   constexpr int V = kFlatVectorBytes / static_cast<int>(sizeof(T));
@@ -243,15 +235,19 @@ Kernel find_flat_kernel(AngleKinds angles) {
                             : kernel_of(rope_flat_table_kernel<T, V, IsInterleaved, uint16_t>);
 }
 
-// The kernel for a table, or NULL for vectors of another width and for 32-bit data.
+// The kernel, or NULL for vectors of another width and for kFlatTable of 32-bit data.
 template <typename T>
-Kernel find_flat_kernel(int vector_elements, const RopeVariant &variant) {
-  if constexpr (sizeof(T) == 2) {
-    if (vector_elements * sizeof(T) != kFlatVectorBytes) return {};
-    return variant.pairing == Pairing::kInterleaved ? find_flat_kernel<T, true>(variant.angles)
-                                                    : find_flat_kernel<T, false>(variant.angles);
+Kernel find_rope_short_kernel(int vector_elements, const RopeVariant &variant) {
+  const bool is_interleaved = variant.pairing == Pairing::kInterleaved;
+  if (variant.kernel == RopeKernel::kFlatTable) {
+    if constexpr (sizeof(T) == 2) {
+      if (vector_elements * sizeof(T) != kFlatVectorBytes) return {};
+      return is_interleaved ? find_flat_kernel<T, true>(variant.angles) : find_flat_kernel<T, false>(variant.angles);
+    }
+    return {};
   }
-  return {};
+  if (vector_elements * sizeof(T) != kShortVectorBytes) return {};
+  return is_interleaved ? find_short_kernel<T, true>(variant) : find_short_kernel<T, false>(variant);
 }
 
 }  // namespace rope

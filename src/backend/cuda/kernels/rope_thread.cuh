@@ -164,7 +164,7 @@ Kernel find_thread_kernel(AngleKinds angles) {
 
 // The kernel, or NULL for vectors of another width.
 template <typename T>
-Kernel find_thread_kernel(int vector_elements, const RopeVariant &variant) {
+Kernel find_rope_thread_kernel(int vector_elements, const RopeVariant &variant) {
   constexpr int V = kThreadVectorBytes / static_cast<int>(sizeof(T));
   if (vector_elements != V) return {};
   return variant.pairing == Pairing::kInterleaved ? find_thread_kernel<T, V, true>(variant.angles)

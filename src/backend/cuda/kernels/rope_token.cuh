@@ -124,7 +124,7 @@ Kernel find_token_kernel(const RopeVariant &variant) {
 
 // The kernel for a vector width, or NULL if T has no such width.
 template <typename T>
-Kernel find_token_kernel(int vector_elements, const RopeVariant &variant) {
+Kernel find_rope_token_kernel(int vector_elements, const RopeVariant &variant) {
   constexpr int kSize = static_cast<int>(sizeof(T)), kWide = 16 / kSize, kNarrow = 8 / kSize;
   const bool is_interleaved = variant.pairing == Pairing::kInterleaved;
   if (vector_elements == kWide) {

@@ -442,6 +442,7 @@ Kernel find_step_codes_kernel(const StepVariant &variant) {
 
 template <typename T>
 Kernel find_step_codes_kernel(const StepVariant &variant) {
+  if (variant.kernel == StepKernel::kLongWindow) return find_step_window_kernel<T>(variant);
   return variant.is_interleaved ? find_step_codes_kernel<T, true>(variant) : find_step_codes_kernel<T, false>(variant);
 }
 

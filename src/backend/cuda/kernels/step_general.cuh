@@ -21,8 +21,10 @@
 
 #include "backend/cuda/kernels/codes.cuh"
 #include "backend/cuda/kernels/general_angles.cuh"
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/programmatic_launch.cuh"
 #include "backend/cuda/kernels/step_general_parts.cuh"
+#include "plan/step_kernels.hpp"
 
 namespace rope {
 
@@ -377,6 +379,11 @@ __global__ void __launch_bounds__(kMaxStepGeneralThreads)
       first -= tensor.heads;
     }
   }
+}
+
+template <typename T>
+Kernel find_step_general_kernel(const StepVariant &) {
+  return kernel_of(step_general_kernel<T>);
 }
 
 }  // namespace rope

@@ -258,4 +258,21 @@ Kernel find_swiglu_vector_kernel(SwigluVariant variant) {
   }
 }
 
+// Returns the kernel for a vector width; NULL if T has none of this width.
+template <typename T>
+Kernel find_swiglu_kernel(int vector_elements, SwigluVariant variant) {
+  constexpr int kSize = static_cast<int>(sizeof(T));
+  if (variant.is_alternating) {
+    if constexpr (kSize < 8) {
+      if (vector_elements == 8 / kSize) return find_swiglu_vector_kernel<T, 8 / kSize, true>(variant);
+      if (vector_elements == 16 / kSize) return find_swiglu_vector_kernel<T, 16 / kSize, true>(variant);
+    }
+    return {};
+  }
+  if (vector_elements == 1) return find_swiglu_vector_kernel<T, 1, false>(variant);
+  if (vector_elements == 8 / kSize) return find_swiglu_vector_kernel<T, 8 / kSize, false>(variant);
+  if (vector_elements == 16 / kSize) return find_swiglu_vector_kernel<T, 16 / kSize, false>(variant);
+  return {};
+}
+
 }  // namespace rope

@@ -262,7 +262,8 @@ __global__ void __launch_bounds__(kSwigluBlockThreads, swiglu_block_resident_thr
 }
 
 template <typename T>
-Kernel find_swiglu_code_block_kernel(SwigluVariant variant) {
+Kernel find_swiglu_code_blocks_kernel(int vector_elements, SwigluVariant variant) {
+  if (vector_elements != 8 || variant.is_alternating || variant.formula > SwigluFormula::kForm) return {};
   return variant.work == kSwigluCodeBlocks
              ? pick_by_form(variant, swiglu_code_block_kernel<T, false, true>,
                             swiglu_code_block_kernel<T, false, false>)

@@ -95,7 +95,9 @@ __global__ void __launch_bounds__(kMaxSwigluGroupThreads)
 }
 
 template <typename T>
-Kernel find_swiglu_code_group_kernel(int vector_elements, SwigluWork work) {
+Kernel find_swiglu_code_groups_kernel(int vector_elements, SwigluVariant variant) {
+  if (variant.is_alternating || variant.formula != SwigluFormula::kPlain) return {};
+  const SwigluWork work = variant.work;
   const bool has_scales = work == kSwigluScaledCodeGroups;
   if (vector_elements == 4 && has_scales) {
     return kernel_of(swiglu_code_group_kernel<T, true, 4, 1>);

@@ -212,7 +212,8 @@ __global__ void __launch_bounds__(kMaxSwigluCodeRowThreads, 2)
 }
 
 template <typename T>
-Kernel find_swiglu_code_kernel(SwigluVariant variant) {
+Kernel find_swiglu_code_matrix_kernel(int vector_elements, SwigluVariant variant) {
+  if (vector_elements != 8 || variant.is_alternating || variant.formula > SwigluFormula::kForm) return {};
   switch (variant.work) {
     case kSwigluCodeMatrix:
       return pick_by_form(variant, swiglu_code_matrix_kernel<T, true, false, 1>,

@@ -148,4 +148,11 @@ __global__ void __launch_bounds__(kSwigluThreads)
   }
 }
 
+template <typename T>
+Kernel find_swiglu_codes_kernel(int vector_elements, SwigluVariant variant) {
+  if (variant.is_alternating || vector_elements != 1 || variant.formula != SwigluFormula::kOptions) return {};
+  return variant.work == kSwigluCodes ? kernel_of(swiglu_codes_kernel<T, false>)
+                                      : kernel_of(swiglu_codes_kernel<T, true>);
+}
+
 }  // namespace rope

@@ -100,7 +100,9 @@ __global__ void __launch_bounds__(kSwigluThreads, kResidentExpertCodeBlocks)
 }
 
 template <typename T>
-Kernel find_swiglu_expert_code_kernel(SwigluVariant variant) {
+Kernel find_swiglu_expert_codes_kernel(int vector_elements, SwigluVariant variant) {
+  const bool is_formula = variant.formula == SwigluFormula::kPlain || variant.formula == SwigluFormula::kBiases;
+  if (vector_elements != 8 || variant.is_alternating || !is_formula) return {};
   return variant.work == kSwigluExpertCodes ? pick_by_form(variant, swiglu_expert_code_kernel<T, ExpertWalk, true>,
                                                            swiglu_expert_code_kernel<T, ExpertWalk, false>)
                                             : pick_by_form(variant, swiglu_expert_code_kernel<T, RowWalk, true>,

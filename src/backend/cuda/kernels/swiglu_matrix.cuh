@@ -331,13 +331,12 @@ Kernel find_swiglu_plain_gradient_kernel(int vector_elements, SwigluVariant vari
 template <typename T>
 Kernel find_swiglu_matrix_kernel(int vector_elements, SwigluVariant variant) {
   constexpr int kSize = static_cast<int>(sizeof(T));
-  if constexpr (kSize < 8) {
-    if (variant.formula > SwigluFormula::kForm) return find_swiglu_options_matrix_kernel<T>(vector_elements, variant);
-    if (is_of_matrix_gradients(variant.work)) return find_swiglu_plain_gradient_kernel<T>(vector_elements, variant);
-    if (variant.work == kSwigluMatrixRows) return {};
-    if (vector_elements == 8 / kSize) return find_swiglu_matrix_kernel<T, 8 / kSize>(variant);
-    if (vector_elements == 16 / kSize) return find_swiglu_matrix_kernel<T, 16 / kSize>(variant);
-  }
+  if (variant.is_alternating) return {};
+  if (variant.formula > SwigluFormula::kForm) return find_swiglu_options_matrix_kernel<T>(vector_elements, variant);
+  if (is_of_matrix_gradients(variant.work)) return find_swiglu_plain_gradient_kernel<T>(vector_elements, variant);
+  if (variant.work == kSwigluMatrixRows) return {};
+  if (vector_elements == 8 / kSize) return find_swiglu_matrix_kernel<T, 8 / kSize>(variant);
+  if (vector_elements == 16 / kSize) return find_swiglu_matrix_kernel<T, 16 / kSize>(variant);
   return {};
 }
 

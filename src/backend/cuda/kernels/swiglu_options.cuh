@@ -105,6 +105,7 @@ __global__ void __launch_bounds__(kSwigluThreads, min_part_blocks(Walk::kLooksUp
 // Returns the kernel of a variant with options or experts; NULL if there is none.
 template <typename T>
 Kernel find_swiglu_options_kernel(int vector_elements, SwigluVariant variant) {
+  if (variant.is_alternating) return {};
   if (is_of_parts(variant.work)) {
     if constexpr (sizeof(T) < sizeof(double)) {
       constexpr int kWide = 16 / static_cast<int>(sizeof(T));

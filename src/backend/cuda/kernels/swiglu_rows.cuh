@@ -287,4 +287,11 @@ __global__ void __launch_bounds__(kMaxSwigluRowThreads)
   if (threadIdx.x == 0) store_row_gradient<T>(params, row_at, total);
 }
 
+template <typename T>
+Kernel find_swiglu_rows_kernel(int vector_elements, SwigluVariant variant) {
+  if (variant.is_alternating || vector_elements != 1) return {};
+  return variant.formula > SwigluFormula::kForm ? kernel_of(swiglu_options_row_kernel<T>)
+                                                : kernel_of(swiglu_row_kernel<T>);
+}
+
 }  // namespace rope

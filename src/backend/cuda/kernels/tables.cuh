@@ -11,6 +11,7 @@
 // a column for each channel, and all this for each axis. It reads only the increments, 8 bytes per pair.
 #pragma once
 
+#include "backend/cuda/kernels/kernel.hpp"
 #include "backend/cuda/kernels/rope_params.hpp"
 #include "backend/cuda/kernels/vector.cuh"
 #include "core/math/rotation.hpp"
@@ -45,6 +46,11 @@ __global__ void __launch_bounds__(kTableThreads) table_kernel(const __grid_const
     store_angle<T>(params, params.cos, row, column, multiply_rounded(angle.cos, scale));
     store_angle<T>(params, params.sin, row, column, multiply_rounded(angle.sin, scale));
   }
+}
+
+template <typename T>
+Kernel find_tables_kernel() {
+  return kernel_of(table_kernel<T>);
 }
 
 }  // namespace rope
