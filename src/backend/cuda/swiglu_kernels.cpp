@@ -28,49 +28,59 @@ namespace {
 
 template <typename T>
 Kernel find_kernel(int vector_elements, SwigluVariant variant) {
+  if constexpr (kHas16Bits<T>) {
+    switch (variant.work) {
+      case kSwigluCodeMatrix:
+      case kSwigluScaledCodeMatrix:
+      case kSwigluScaledCodeSpans:
+      case kSwigluCodeRows:
+        return find_swiglu_code_matrix_kernel<T>(vector_elements, variant);
+      case kSwigluCodeGroups:
+      case kSwigluScaledCodeGroups:
+      case kSwigluWideCodeGroups:
+        return find_swiglu_code_groups_kernel<T>(vector_elements, variant);
+      case kSwigluExpertCodes:
+      case kSwigluRowCodes:
+        return find_swiglu_expert_codes_kernel<T>(vector_elements, variant);
+      case kSwigluCodeBlocks:
+      case kSwigluGradientCodeBlocks:
+        return find_swiglu_code_blocks_kernel<T>(vector_elements, variant);
+      default:
+        break;
+    }
+  }
+  if constexpr (!kHas64Bits<T>) {
+    switch (variant.work) {
+      case kSwigluMatrix:
+      case kSwigluProgrammaticMatrix:
+      case kSwigluMatrixRows:
+      case kSwigluMatrixGradients:
+      case kSwigluProgrammaticMatrixGradients:
+      case kSwigluLateMatrixGradients:
+      case kSwigluFlatMatrixGradients:
+        return find_swiglu_matrix_kernel<T>(vector_elements, variant);
+      case kSwigluCodes:
+      case kSwigluGradientCodes:
+        return find_swiglu_codes_kernel<T>(vector_elements, variant);
+      default:
+        break;
+    }
+  }
   switch (variant.work) {
+    case kSwigluForward:
+    case kSwigluGradients:
+    case kSwigluGradientsAndOut:
+      return variant.formula > SwigluFormula::kForm ? find_swiglu_options_kernel<T>(vector_elements, variant)
+                                                    : find_swiglu_kernel<T>(vector_elements, variant);
     case kSwigluRowSums:
       return find_swiglu_rows_kernel<T>(vector_elements, variant);
-    case kSwigluMatrix:
-    case kSwigluProgrammaticMatrix:
-    case kSwigluMatrixRows:
-    case kSwigluMatrixGradients:
-    case kSwigluProgrammaticMatrixGradients:
-    case kSwigluLateMatrixGradients:
-    case kSwigluFlatMatrixGradients:
-      if constexpr (!kHas64Bits<T>) return find_swiglu_matrix_kernel<T>(vector_elements, variant);
-      return {};
-    case kSwigluCodeMatrix:
-    case kSwigluScaledCodeMatrix:
-    case kSwigluScaledCodeSpans:
-    case kSwigluCodeRows:
-      if constexpr (kHas16Bits<T>) return find_swiglu_code_matrix_kernel<T>(vector_elements, variant);
-      return {};
-    case kSwigluCodeGroups:
-    case kSwigluScaledCodeGroups:
-    case kSwigluWideCodeGroups:
-      if constexpr (kHas16Bits<T>) return find_swiglu_code_groups_kernel<T>(vector_elements, variant);
-      return {};
-    case kSwigluExpertCodes:
-    case kSwigluRowCodes:
-      if constexpr (kHas16Bits<T>) return find_swiglu_expert_codes_kernel<T>(vector_elements, variant);
-      return {};
-    case kSwigluCodeBlocks:
-    case kSwigluGradientCodeBlocks:
-      if constexpr (kHas16Bits<T>) return find_swiglu_code_blocks_kernel<T>(vector_elements, variant);
-      return {};
-    case kSwigluCodes:
-    case kSwigluGradientCodes:
-      if constexpr (!kHas64Bits<T>) return find_swiglu_codes_kernel<T>(vector_elements, variant);
-      return {};
     case kSwigluExperts:
     case kSwigluExpertGradients:
     case kSwigluLookup:
     case kSwigluLookupGradients:
       return find_swiglu_options_kernel<T>(vector_elements, variant);
     default:
-      return variant.formula > SwigluFormula::kForm ? find_swiglu_options_kernel<T>(vector_elements, variant)
-                                                    : find_swiglu_kernel<T>(vector_elements, variant);
+      return {};
   }
 }
 
