@@ -26,7 +26,7 @@ function(compile_to_ptx variable command)
 endfunction()
 
 file(READ "${WORK}/build/compile_commands.json" entries)
-foreach(file IN ITEMS swiglu_f32.cu tables.cu)
+foreach(file IN ITEMS swiglu_f32.cu rope_scalar_f32.cu)
   string(REGEX MATCH "\"command\": \"([^\n]*/${file} -o [^\n]*)\"" entry "${entries}")
   string(REPLACE "\\" "" command "${CMAKE_MATCH_1}")
   string(FIND "${command}" " ${flags} " at)
