@@ -132,8 +132,8 @@ class Descriptor:
         return self._key_prefix + b"".join(map(bytes, (config, *self._arrays.values()))).hex()
 
     @classmethod
-    def _of_key(cls, function: str, key: str) -> Any:
-        """The descriptor of a key. The key may be any string."""
+    def _of_key(cls, function: str, key: str, num_threads: int = 0) -> Any:
+        """The descriptor of a key, with this number of threads if the key has none. The key may be any string."""
         try:
             data = binascii.unhexlify(key[len(cls._key_prefix):])
             if not key.startswith(cls._key_prefix):
@@ -159,6 +159,8 @@ class Descriptor:
                     kind, config.device_index))
         except ValueError:
             raise ValueError(f"{function}: desc is no key of a {cls.__name__} of this version of librope") from None
+        if config.num_threads == 0:
+            config.num_threads = num_threads
         desc = cls.__new__(cls)
         desc._arrays = arrays
         Descriptor.__init__(desc, config, device)

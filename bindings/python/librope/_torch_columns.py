@@ -11,6 +11,7 @@ from ._enums import SCALE_LAYOUTS, ScaleLayout, number_of
 from ._groups import SwigluColumn, SwigluQuant
 from ._swiglu import swiglu, swiglu_backward
 from ._tensors import why_no_memory
+from ._torch_operators import num_threads_for
 from ._types import AnyScaleLayout, TorchCodes, TorchGradientCodes
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def swiglu_codes(
     quant = SwigluQuant(scales_out=made.scales, scale_layout=scale_layout) if by_row else None
     column = SwigluColumn(
         made.column_codes, made.column_scales, scale_layout=scale_layout) if by_column else None
+    keywords["num_threads"] = keywords.get("num_threads", 0) or num_threads_for(gate)
     swiglu(gate, up, _or_false(made.codes), quant=quant, column=column, **keywords)
     return made
 
@@ -129,6 +131,7 @@ def swiglu_gradients(
     column = SwigluColumn(
         grad_gate=grad_gate.column_codes, grad_gate_scales_out=grad_gate.column_scales, grad_up=grad_up.column_codes,
         grad_up_scales_out=grad_up.column_scales, scale_layout=scale_layout) if by_column else None
+    keywords["num_threads"] = keywords.get("num_threads", 0) or num_threads_for(gate)
     any_backward: Any = swiglu_backward  # its overloads distinguish the results by keyword
     any_backward(
         grad_out, gate, up, grad_gate=_or_false(grad_gate.codes), grad_up=_or_false(grad_up.codes),

@@ -13,7 +13,7 @@ from ._constants import constant
 from ._enums import ACTIVATIONS, LAYOUTS, STYLES, Activation, Layout, Style, number_of
 from ._rope import RopeDesc, as_list
 from ._tensors import why_no_memory
-from ._torch_operators import is_transformed
+from ._torch_operators import is_transformed, num_threads_for
 from ._types import AnyActivation, AnyLayout, AnyStyle, Operands, TorchPositions
 from .torch import apply_rotary, swiglu
 
@@ -86,14 +86,18 @@ def apply_rotary_emb(
         "cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "start_positions": starts, "position_offset": offset}
     if inplace and not (
             torch.compiler.is_compiling() or is_transformed() or (x.requires_grad and torch.is_grad_enabled())):
-        return _desc_of(x.dtype, x.shape[-1], style, layout, rotary_dim).forward(x, out=x, **operands)
+        desc = _desc_of(x.dtype, x.shape[-1], style, layout, rotary_dim, num_threads_for(x))
+        return desc.forward(x, out=x, **operands)
     result = apply_rotary(x, style=style, layout=layout, rotary_dim=rotary_dim, **operands)
     return x.copy_(result) if inplace else result
 
 
 @lru_cache(maxsize=64)
-def _desc_of(dtype: torch.dtype, head_dim: int, style: Style, layout: Layout, rotary_dim: int) -> RopeDesc:
-    return RopeDesc(head_dim=head_dim, style=style, layout=layout, dtype=dtype, rotary_dim=rotary_dim)
+def _desc_of(
+        dtype: torch.dtype, head_dim: int, style: Style, layout: Layout, rotary_dim: int,
+        num_threads: int) -> RopeDesc:
+    return RopeDesc(
+        head_dim=head_dim, style=style, layout=layout, dtype=dtype, rotary_dim=rotary_dim, num_threads=num_threads)
 
 
 # ---- Modules --------------------------------------------------------------------------------------------------------

@@ -127,9 +127,15 @@ _FLAGS = {
 }
 
 
+def num_threads_for(x: Any) -> int:
+    """The number of threads for a call with this tensor. On the CPU it is torch's: OMP_NUM_THREADS and
+    torch.set_num_threads set it, at any time, so that graphs and keys do not contain it. Elsewhere it is 0."""
+    return torch.get_num_threads() if x.is_cpu else 0
+
+
 @lru_cache(maxsize=256)
-def _desc_of(cls: Any, function: str, key: str) -> Any:
-    return cls._of_key(function, key)
+def _desc_of(cls: Any, function: str, key: str, num_threads: int = 0) -> Any:
+    return cls._of_key(function, key, num_threads)
 
 
 def _options(function: str, flags: int, known: int) -> Any:
@@ -156,7 +162,7 @@ def _in_places(results: Any, k: Optional[Tensor], v: Optional[Tensor]) -> Triple
 
 def _python_rotate(
         key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], is_backward: bool, *operands: Any) -> Triple:
-    desc = _desc_of(RopeDesc, "rotate", key)
+    desc = _desc_of(RopeDesc, "rotate", key, num_threads_for(q))
     call = desc.backward if is_backward else desc.forward
     return _in_places(call(q, k, v, **_rotation("rotate", *operands)), k, v)
 
@@ -167,7 +173,7 @@ def _python_rotate_(key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor
 
 def _python_norm_rotate(
         key: str, q: Tensor, k: Optional[Tensor], v: Optional[Tensor], *operands: Any) -> Triple:
-    results = _desc_of(RopeDesc, "norm_rotate", key).forward(
+    results = _desc_of(RopeDesc, "norm_rotate", key, num_threads_for(q)).forward(
         q, k, v, norm=Norm(*operands[_NUM_ROTATION:]), **_rotation("norm_rotate", *operands[:_NUM_ROTATION]))
     return _in_places(results, k, v)
 
@@ -216,7 +222,7 @@ def _python_norm_rotate_backward(
     weights = q_weight, k_weight, q_bias, k_bias
     rows = _make_rows(wanted, num_runs, weights, given[0])
     if not is_fake:
-        _desc_of(RopeDesc, "norm_rotate_backward", key).backward(
+        _desc_of(RopeDesc, "norm_rotate_backward", key, num_threads_for(given[0])).backward(
             q, k, v, out=[x for x in outputs if x is not None],
             norm=NormGradient(q_in, k_in, v_in, q_weight, k_weight, *parts_of(rows, wanted, weights)),
             **_rotation(
@@ -254,11 +260,12 @@ def _python_step(
         position_offset: int = 0, flags: int = 0, start_positions: Optional[Tensor] = None,
         cu_seqlens: Optional[Tensor] = None, cos: Optional[Tensor] = None, sin: Optional[Tensor] = None,
         angles: Optional[Tensor] = None, table_rows: int = 0, fault: Optional[Tensor] = None, *groups: Any) -> None:
-    desc = _desc_of(RopeDesc, "step", key)
     options = _options(
         "step", flags, sum(_FLAGS.values()) | SKIP_SLOT_0 | HAS_NORM | SCALE_MULTIPLIES | POWER_OF_TWO)
     inputs = [out if x is None else x for x, out in ((q, q_out), (k, k_out), (v, v_out))]
     outputs = [False if out is None else out for x, out in zip(inputs, (q_out, k_out, v_out)) if x is not None]
+    first = next((x for x in inputs if x is not None), None)
+    desc = _desc_of(RopeDesc, "step", key, 0 if first is None else num_threads_for(first))
     given = iter([_as_scales(x) for x in groups])
     norm = _take_operands(Norm(), given)
     cache = _take_operands(Cache(skip_slot_0=bool(flags & SKIP_SLOT_0)), given)
@@ -288,7 +295,8 @@ def _gating(function: str, row_scale: Optional[Tensor] = None, num_rows: Optiona
 
 
 def _python_swiglu(key: str, gate: Tensor, up: Tensor, *operands: Any) -> Tensor:
-    out: Tensor = _desc_of(SwigluDesc, "swiglu", key).forward(gate, up, **_gating("swiglu", *operands))
+    out: Tensor = _desc_of(SwigluDesc, "swiglu", key, num_threads_for(gate)).forward(
+        gate, up, **_gating("swiglu", *operands))
     return out
 
 
@@ -304,7 +312,7 @@ def _python_swiglu_out(
         quant = (quant or SwigluQuant())._replace(scale_layout=scale_layout)
     if out.dtype == torch.uint8 and _E2M1X2 is not None:
         out = out.view(_E2M1X2)
-    _desc_of(SwigluDesc, "swiglu_out", key).forward(gate, up, out, quant=quant, **_gating(
+    _desc_of(SwigluDesc, "swiglu_out", key, num_threads_for(gate)).forward(gate, up, out, quant=quant, **_gating(
         "swiglu_out", row_scale, num_rows, gate_bias, up_bias, expert_rows, expert_offsets, row_index,
         flags & ~(SCALE_MULTIPLIES | POWER_OF_TWO)))
 
@@ -323,7 +331,7 @@ def _python_swiglu_backward(
     if wanted & 4 and row_scale is not None and _row_index_of(operands) is not None:
         grads[2] = row_scale.new_zeros(gate.size(0))
     grad_gate, grad_up, grad_row_scale = grads
-    results = _desc_of(SwigluDesc, "swiglu_backward", key).backward(
+    results = _desc_of(SwigluDesc, "swiglu_backward", key, num_threads_for(gate)).backward(
         grad_out, gate, up, grad_gate=grad_gate, grad_up=grad_up, grad_row_scale=grad_row_scale,
         **_gating("swiglu_backward", row_scale, *operands))
     return (*results, None)[:3]

@@ -33,8 +33,9 @@ from ._group_reader import WRITTEN_IN_GROUPS
 from ._groups import Cache, Input, Norm, Quant, SwigluQuant
 from ._integers import integer
 from ._rope import RopeDesc, as_list, flags_of
-from ._swiglu import as_bits, cached_desc
+from ._swiglu import SwigluDesc, as_bits, cached_desc
 from ._tensors import MAX_NDIM, refuse_tangent, why_no_memory
+from ._torch_operators import num_threads_for
 from ._types import (AnyActivation, AnyLayout, AnyLimitRule, AnyNormExtent, AnyNormOrder, AnyNormRounding,
                      AnyNormTensors, AnyNormType, AnyQuantRounding, AnyRotationRounding, AnyStyle, AnyTableRows,
                      TorchGating, TorchGeglu, TorchNorm, TorchPassRotation)
@@ -119,13 +120,15 @@ def _refuse_shape(function: str, field: str, x: Tensor) -> None:
 
 
 @kept(maxsize=256)
-def _rope_desc(what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = ()) -> RopeDesc:
+def _rope_desc(
+        what: Tuple[Any, ...], norm: Tuple[Tuple[str, Any], ...] = (), num_threads: int = 0) -> RopeDesc:
     (dtype, head_dim, style, layout, out_style, rotary_dim, rotary_offset, theta, inv_freq, attention_scale, num_axes,
      pair_axis, pair_block, rotation_rounding) = what
     return RopeDesc(
         dtype=dtype, head_dim=head_dim, layout=layout, style=style, out_style=out_style, rotary_dim=rotary_dim,
         rotary_offset=rotary_offset, theta=theta, inv_freq=inv_freq, attention_scale=attention_scale, num_axes=num_axes,
-        pair_axis=pair_axis, pair_block=pair_block, rotation_rounding=rotation_rounding, **dict(norm))
+        pair_axis=pair_axis, pair_block=pair_block, rotation_rounding=rotation_rounding, num_threads=num_threads,
+        **dict(norm))
 
 
 def _what_of(
@@ -324,8 +327,8 @@ def apply_rotary(
         what = _as_constants(what)
     else:
         given = _calls.rotate(
-            _rope_desc(what), False, q, k, v, None, positions, start_positions, cu_seqlens, cos, sin, angles, None, None,
-            None, None, None, position_offset, table_rows, programmatic_launch, False, False)
+            _rope_desc(what, (), num_threads_for(q)), False, q, k, v, None, positions, start_positions, cu_seqlens, cos,
+            sin, angles, None, None, None, None, None, position_offset, table_rows, programmatic_launch, False, False)
         if given is not NotImplemented:
             return _joined(given, q_pass, k_pass, rotary_offset, cu_seqlens)
     _check_operands("apply_rotary", position_offset, cos, sin, angles)
@@ -620,8 +623,9 @@ def norm_rotary(
     v_unrotated = v is not None
     if not _is_compiling():
         given = _calls.rotate(
-            _rope_desc(what, form), False, q, k, v, None, positions, start_positions, cu_seqlens, cos, sin, angles,
-            None, weights, None, None, None, position_offset, table_rows, programmatic_launch, unrotated, v_unrotated)
+            _rope_desc(what, form, num_threads_for(q)), False, q, k, v, None, positions, start_positions, cu_seqlens,
+            cos, sin, angles, None, weights, None, None, None, position_offset, table_rows,
+            programmatic_launch, unrotated, v_unrotated)
         if given is not NotImplemented:
             return given
     _check_operands("norm_rotary", position_offset, cos, sin, angles)
@@ -750,9 +754,9 @@ def rotary_step(
     if not _is_compiling():
         out = [None if cached is None else False for x, cached in zip(tensors, caches) if x is not None]
         results = _calls.rotate(
-            _rope_desc(what, form), False, q, k, v, out, positions, start_positions, cu_seqlens, cos, sin, angles, fault,
-            norm_group, cache_group, quant, input, position_offset, table_rows, programmatic_launch, unrotated,
-            v_unrotated)
+            _rope_desc(what, form, num_threads_for(first)), False, q, k, v, out, positions, start_positions, cu_seqlens,
+            cos, sin, angles, fault, norm_group, cache_group, quant, input, position_offset, table_rows,
+            programmatic_launch, unrotated, v_unrotated)
         if results is not NotImplemented:
             given = iter(results if len(out) > 1 else (results,))
             return None if q is None else next(given), None if k is None else next(given), (
@@ -794,6 +798,12 @@ def rotary_step(
 
 
 # ---- SwiGLU ---------------------------------------------------------------------------------------------------------
+
+
+def _swiglu_desc(what: Tuple[Any, ...], gate: Tensor) -> SwigluDesc:
+    """The descriptor for a call with this tensor. The key, by contrast, has no number of threads."""
+    num_threads = num_threads_for(gate)
+    return cached_desc(*what[:5], num_threads, *what[6:]) if num_threads else cached_desc(*what)
 
 
 @_assume_constant_result
@@ -1000,7 +1010,7 @@ def _gate_to_codes(
 
     if not _is_compiling() and not is_recorded:
         result = _calls.gate(
-            cached_desc(*what), gate, up, make_out(), *operands, programmatic_launch, quant)
+            _swiglu_desc(what, gate), gate, up, make_out(), *operands, programmatic_launch, quant)
         if result is not NotImplemented:
             return result if scales is None else (result, scales)
     key, flags = _swiglu_key(*what), flags_of(programmatic_launch)
@@ -1085,7 +1095,8 @@ def swiglu(
     if quant is not None or group_size is not None or out_dtype not in (None, gate.dtype):
         return _gate_to_codes(what, operands, out_dtype, quant, group_size, scale_dtype, programmatic_launch)
     if not _is_compiling():
-        given: Tensor = _calls.gate(cached_desc(*what), gate, up, None, *operands[2:], programmatic_launch, None)
+        given: Tensor = _calls.gate(
+            _swiglu_desc(what, gate), gate, up, None, *operands[2:], programmatic_launch, None)
         if given is not NotImplemented:
             return given
     inputs = (_swiglu_key(*what), *operands, flags_of(programmatic_launch))

@@ -58,6 +58,7 @@ using Kernel = void(Value *stack, uint64_t num_arguments, uint64_t num_results);
   DO(aoti_torch_zero_, (Tensor *))                                                                                \
   DO(aoti_torch_new_uninitialized_tensor, (Tensor **))                                                            \
   DO(aoti_torch_delete_tensor_object, (Tensor *))                                                                 \
+  DO(torch_get_num_threads, (uint32_t *))                                                                         \
   DO(torch_string_length, (String *, size_t *))                                                                   \
   DO(torch_string_c_str, (String *, const char **))                                                               \
   DO(torch_delete_string, (String *))                                                                             \
@@ -128,11 +129,12 @@ using Descriptor = std::shared_ptr<void>;
 struct Device {
   rope_device_t kind;
   int32_t index;
+  int32_t num_threads;  // torch's number for the calling thread; 0 on CUDA
 };
 
 template <typename Text>
 struct Place {  // a descriptor's place in the table
-  int32_t kind, index;
+  int32_t kind, index, num_threads;
   Text text;
 };
 
@@ -142,6 +144,7 @@ struct IsBefore {
   bool operator()(const Place<A> &a, const Place<B> &b) const {
     if (a.kind != b.kind) return a.kind < b.kind;
     if (a.index != b.index) return a.index < b.index;
+    if (a.num_threads != b.num_threads) return a.num_threads < b.num_threads;
     return std::string_view(a.text) < std::string_view(b.text);
   }
 };
@@ -205,6 +208,10 @@ size_t read_config(const char *function, const std::string &bytes, size_t first_
   }
   config.device = device.kind;
   config.device_index = device.index;
+  if (config.num_threads == 0 && device.num_threads != 0) {
+    config.num_threads = device.num_threads;
+    config.struct_size = std::max(size, static_cast<uint32_t>(sizeof config));  // the field may be behind the bytes
+  }
   return size;
 }
 
@@ -275,7 +282,7 @@ Descriptor keep(const Place<std::string_view> &place, const Descriptor &made, De
     *dropped = std::move(oldest->second.desc);
     descriptors.erase(oldest);
   }
-  KeptDescriptor &entry = descriptors[{place.kind, place.index, std::string(place.text)}];
+  KeptDescriptor &entry = descriptors[{place.kind, place.index, place.num_threads, std::string(place.text)}];
   entry.desc = made;
   entry.last_use = ++num_made;
   return made;
@@ -285,7 +292,7 @@ Descriptor keep(const Place<std::string_view> &place, const Descriptor &made, De
 // descriptors go on meanwhile.
 Descriptor find_descriptor(const char *function, std::string_view prefix, std::string_view key, const Device &device) {
   if (key.substr(0, prefix.size()) != prefix) fail("%s: desc does not begin with \"%s\"", function, prefix.data());
-  const Place<std::string_view> place = {device.kind, device.index, key};
+  const Place<std::string_view> place = {device.kind, device.index, device.num_threads, key};
   {
     std::shared_lock<std::shared_mutex> lock(descriptors_lock);
     if (Descriptor kept = find_kept(place)) return kept;
@@ -384,6 +391,12 @@ class Reader {
     if (type != torch_cpu && type != torch_cuda) fail("%s: %s: it is neither on a CPU nor on CUDA", function, field);
     device_.kind = type == torch_cuda ? ROPE_DEVICE_CUDA : ROPE_DEVICE_CPU;
     device_.index = index_of(first, device_.kind);
+    device_.num_threads = 0;
+    if (device_.kind == ROPE_DEVICE_CPU) {
+      uint32_t count = 0;
+      CALL_TORCH(torch_get_num_threads, &count);
+      device_.num_threads = static_cast<int32_t>(count);
+    }
   }
 
   const char *function() const { return function_; }
