@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _torch_operators as operators
-from ._enums import Style
+from ._enums import Style, TableRows
 from ._groups import Input
 from ._types import AnyLayout, TorchRotation
 from .torch import _as_constants, _is_compiling, _is_transformed, _requires_grad, _rope_key, apply_rotary, rotary_step
@@ -21,29 +21,31 @@ class _ScaledRotation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-            ctx: Any, key: str, q: Tensor, k: Tensor, q_factor: Tensor, positions: Tensor, is_backward: bool) -> Any:
-        ctx.save_for_backward(q_factor, positions)
+            ctx: Any, key: str, q: Tensor, k: Tensor, q_factor: Tensor, cos: Tensor, sin: Tensor,
+            is_backward: bool) -> Any:
+        ctx.save_for_backward(q_factor, cos, sin)
         ctx.key, ctx.is_backward = key, is_backward
         q_out, k_out = torch.empty_like(q), torch.empty_like(k)
-        operators.step(key, q, k, None, q_out, k_out, None, is_backward, positions, q_row_factor=q_factor)
+        operators.step(
+            key, q, k, None, q_out, k_out, None, is_backward, cos=cos, sin=sin, table_rows=int(TableRows.BY_TOKEN),
+            q_row_factor=q_factor)
         return q_out, k_out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        q_factor, positions = ctx.saved_tensors
-        q_grad, k_grad = _ScaledRotation.apply(ctx.key, *grads, q_factor, positions, not ctx.is_backward)
-        return None, q_grad, k_grad, None, None, None
+        q_grad, k_grad = _ScaledRotation.apply(ctx.key, *grads, *ctx.saved_tensors, not ctx.is_backward)
+        return None, q_grad, k_grad, None, None, None, None
 
 
 def apply_scaled_rotary(
-        q: Tensor, k: Tensor, q_factor: Tensor, *, style: Style, out_style: Style, layout: AnyLayout,
-        inv_freq: Tuple[float, ...], attention_scale: float, positions: Tensor) -> Tuple[Tensor, Tensor]:
-    """Rotates whole heads of q and k, and multiplies q by the factor of each token, [B, S] or [1, S] in F32. Gradients
-    flow to q and k."""
+        q: Tensor, k: Tensor, q_factor: Tensor, *, style: Style, out_style: Style, layout: AnyLayout, rotary_dim: int,
+        cos: Tensor, sin: Tensor, table_rows: TableRows) -> Tuple[Tensor, Tensor]:
+    """Rotates heads of q and k by tables of each token, and multiplies q by the factor of each token, [B, S] or [1, S]
+    in F32. Gradients flow to q and k."""
     rotation: TorchRotation = {
-        "style": style, "out_style": out_style, "layout": layout, "inv_freq": inv_freq,
-        "rotary_dim": 2 * len(inv_freq), "attention_scale": attention_scale, "positions": positions}
-    if _is_transformed():
+        "style": style, "out_style": out_style, "layout": layout, "rotary_dim": rotary_dim, "cos": cos, "sin": sin,
+        "table_rows": table_rows}
+    if _is_transformed() or rotary_dim != q.size(-1):
         q, k = apply_rotary(q, k, **rotation)
         return q * q_factor.unsqueeze(1 if layout == "bhsd" else 2).unsqueeze(3).to(q.dtype), k
     if not _requires_grad(q, k):
@@ -51,8 +53,7 @@ def apply_scaled_rotary(
         assert q_out is not None and k_out is not None
         return q_out, k_out
     what: Tuple[Any, ...] = (
-        q.dtype, q.size(-1), style, layout, out_style, 2 * len(inv_freq), 0, 0.0, inv_freq, attention_scale, 0, None, 0,
-        0)
+        q.dtype, q.size(-1), style, layout, out_style, rotary_dim, 0, 0.0, None, 0.0, 0, None, 0, 0)
     result: Tuple[Tensor, Tensor] = _ScaledRotation.apply(
-        _rope_key(_as_constants(what) if _is_compiling() else what), q, k, q_factor, positions, False)
+        _rope_key(_as_constants(what) if _is_compiling() else what), q, k, q_factor, cos, sin, False)
     return result
