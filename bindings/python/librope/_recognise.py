@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 import os
@@ -118,7 +119,8 @@ def _fact(value: Any) -> Any:
     return ...
 
 
-_UNREAD = {*vars(torch.nn.Module()), "_is_hf_initialized", "_librope_method"}  # is tried, follows or does not matter
+# What is tried, follows, or does not matter
+_UNREAD = {*vars(torch.nn.Module()), "_is_hf_initialized", "_librope_method", "attribute_map", "base_config_key"}
 
 
 def state_of(module: torch.nn.Module) -> Any:
@@ -135,7 +137,7 @@ class Facts:
         self.children: Dict[str, Any] = {}
 
     def add(self, owner: str, name: str, value: Any) -> None:
-        if name not in _UNREAD and not name.startswith(("__", "_attn")):
+        if name not in _UNREAD and not name.startswith(("__", "_attn", "_librope")):
             value = _fact(value)
             if value is not ...:
                 self.read[owner, name] = value
@@ -159,25 +161,35 @@ def own_class(module: Any) -> Any:
     return getattr(cls, "_librope_original", cls)
 
 
+_FACTS, _MAY_STORE = "_librope_facts", "_librope_may_store"
+
+
+@functools.lru_cache(maxsize=None)  # some classes take long to be made
+def _recording(cls: Any, owner: str) -> Any:
+    """A subclass with the name of the class, of which facts are told what is read from objects."""
+
+    def read(self: Any, name: str) -> Any:
+        value = super(recording, self).__getattribute__(name)
+        members = object.__getattribute__(self, "__dict__")
+        if owner or name in members:
+            members[_FACTS].add(owner, name, value)
+        return value
+
+    def store(self: Any, name: str, value: Any) -> None:
+        require(self.__dict__[_MAY_STORE], "it changes its module")
+        super(recording, self).__setattr__(name, value)
+
+    recording: Any = type(cls.__name__, (cls,), {
+        "__getattribute__": read, "__setattr__": store, "__module__": cls.__module__})
+    return recording
+
+
 def skeleton(
         module: Any, facts: Facts, generator: torch.Generator, may_store: bool = False, is_wild: bool = True,
         **config: Any) -> Any:
     """An object of the module's class, with random numbers for its parameters and tensors. Its projections are stubs.
     config: changed attributes of its configuration"""
-    cls: Any = own_class(module)
-
-    def read(self: Any, name: str) -> Any:
-        value = super(recording, self).__getattribute__(name)
-        if name in object.__getattribute__(self, "__dict__"):
-            facts.add("", name, value)
-        return value
-
-    def store(self: Any, name: str, value: Any) -> None:
-        require(may_store, "it changes its module")
-        super(recording, self).__setattr__(name, value)
-
-    recording: Any = type(cls.__name__, (cls,), {"__getattribute__": read, "__setattr__": store})
-    result = object.__new__(recording)
+    result = object.__new__(_recording(own_class(module), ""))
     members = dict(vars(module))
     for group in ("_parameters", "_buffers"):
         members[group] = {name: None if x is None else random_like(x, generator)
@@ -188,7 +200,8 @@ def skeleton(
         if isinstance(value, torch.Tensor):
             members[name] = random_like(value, generator)
     if "config" in members:
-        members["config"] = _recorded(members["config"], facts, config)
+        members["config"] = _recorded(members["config"], facts, may_store, config)
+    members.update({_FACTS: facts, _MAY_STORE: may_store})
     object.__setattr__(result, "__dict__", members)
     return result
 
@@ -201,20 +214,12 @@ def random_like(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return (torch.rand(x.shape, generator=generator) * 0.75 + 0.25).to(x.dtype)
 
 
-def _recorded(config: Any, facts: Facts, changes: Dict[str, Any]) -> Any:
-    cls: Any = type(config)
-
-    def read(self: Any, name: str) -> Any:
-        value = super(recording, self).__getattribute__(name)
-        if name not in ("attribute_map", "base_config_key"):
-            facts.add("config", name, value)
-        return value
-
+def _recorded(config: Any, facts: Facts, may_store: bool, changes: Dict[str, Any]) -> Any:
     result = copy.copy(config)
     for name, value in changes.items():
         setattr(result, name, value)
-    recording: Any = type(cls.__name__, (cls,), {"__getattribute__": read})
-    result.__class__ = recording
+    vars(result).update({_FACTS: facts, _MAY_STORE: may_store})
+    result.__class__ = _recording(type(config), "config")
     return result
 
 
@@ -584,7 +589,8 @@ def _gate_of(module: Any, function: Any, has_projections: bool, facts: Facts) ->
     require(len(parameters) == 1 or all(p.default is not p.empty for p in parameters[1:]), "it takes other arguments")
     found: Any = None
     for length, training, dtype in (
-            *itertools.product(LENGTHS, (False, True), (F64,)), (7, False, F32), (7, True, BF16), (7, False, F16)):
+            *[(n, False, F64) for n in LENGTHS], (1, True, F64), (7, True, F64), (7, False, F32), (7, True, BF16),
+            (7, False, F16)):
         with sandbox() as generator:
             if has_projections:
                 copied = skeleton(module, facts, generator)
@@ -596,7 +602,7 @@ def _gate_of(module: Any, function: Any, has_projections: bool, facts: Facts) ->
                 if part is not None:
                     vars(part)["training"] = training
             width = getattr(next(iter(module._modules.values()), None), "in_features", 8) if has_projections else 12
-            x = numbers((2, length, width), generator).to(dtype).requires_grad_(not has_projections)
+            x = numbers((2 if length < 64 else 1, length, width), generator).to(dtype).requires_grad_(not has_projections)
             version = x._version
             with torch.enable_grad():
                 result = function(copied, x)

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import pickle
+import signal
 import sys
 import tempfile
+import threading
 import unittest
 
 import support
@@ -53,6 +56,46 @@ def train(model, call=None):
 
 def num_patched(model):
     return sum("_librope_method" in module.__dict__ for module in model.modules())
+
+
+class Adapter(torch.nn.Module):
+    """A projection with a low-rank addition, like peft's."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer, self.in_features, self.out_features = base, base.in_features, base.out_features
+        generator = torch.Generator().manual_seed(base.out_features)
+        self.a = torch.nn.Parameter(torch.randn(2, base.in_features, generator=generator) / 8)
+        self.b = torch.nn.Parameter(torch.randn(base.out_features, 2, generator=generator) / 8)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    def forward(self, x):
+        return self.base_layer(x) + x @ self.a.T @ self.b.T
+
+
+class Quantised(torch.nn.Module):
+    """A projection with a weight of 8-bit codes."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.in_features, self.out_features = base.in_features, base.out_features
+        scale = base.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (base.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight * self.scale)
+
+
+def replace_projections(model, cls):
+    for module in list(model.modules()):
+        if type(module).__name__.endswith(("MLP", "Attention")):
+            for name, child in list(module.named_children()):
+                if isinstance(child, torch.nn.Linear):
+                    setattr(module, name, cls(child))
 
 
 class TestCase(unittest.TestCase):
@@ -208,6 +251,123 @@ class StructuresTest(TestCase):
         loss = model(ids, labels=ids, use_cache=False).loss
         loss.backward()
         return loss.detach().double()
+
+    def test_adapters(self):
+        """Low-rank adapters replace projections, before the model is patched or afterwards."""
+        for name in ("phi3", "qwen3"):
+            for is_adapted_first in (False, True):
+                with self.subTest(name, is_adapted_first=is_adapted_first):
+                    model = make_model(name)
+                    twin = copy.deepcopy(model)
+                    if not is_adapted_first:
+                        patched(self, model)
+                    for m in (model, twin):
+                        replace_projections(m, Adapter)
+                    patched(self, model)
+                    self.assertEqual(num_patched(model), MODELS[name][2])
+                    self.assert_near(loss_and_gradients(model), loss_and_gradients(twin))
+
+    def test_quantised_projections(self):
+        """Their weights are codes: they are called, and nothing is read from them."""
+        for name in ("llama", "deepseek_v3"):
+            for is_quantised_first in (False, True):
+                with self.subTest(name, is_quantised_first=is_quantised_first):
+                    model = make_model(name)
+                    twin = copy.deepcopy(model)
+                    if not is_quantised_first:
+                        patched(self, model)
+                    for m in (model, twin):
+                        replace_projections(m, Quantised)
+                    patched(self, model)
+                    self.assertEqual(num_patched(model), MODELS[name][2])
+                    self.assert_near(loss_and_gradients(model), loss_and_gradients(twin))
+
+    def test_functional_call(self):
+        model = make_model("qwen3")
+        ids = make_ids(model)
+        values = {name: 0.75 * p.detach() for name, p in model.named_parameters()}
+
+        def logits():
+            with torch.no_grad():
+                return torch.func.functional_call(model, values, (ids,), {"use_cache": False}).logits
+
+        expected = logits()
+        patched(self, model)
+        self.assert_near([logits()], [expected])
+        self.assertGreater(distance(model(ids).logits.detach(), expected), 0.01)
+
+    def test_patched_before_its_weights_are_loaded(self):
+        for name in ("qwen3", "gemma3"):
+            with self.subTest(name):
+                model = make_model(name)
+                with torch.device("meta"):
+                    empty = type(model)(model.config)
+                empty.config._attn_implementation = "eager"
+                patched(self, empty)
+                self.assertEqual(num_patched(empty), MODELS[name][2])
+                empty.to_empty(device="cpu")
+                empty.tie_weights()
+                empty.load_state_dict(model.state_dict())
+                for (_, theirs), (_, own) in zip(empty.named_buffers(), model.named_buffers()):
+                    theirs.copy_(own)
+                self.assert_near(loss_and_gradients(empty.eval()), loss_and_gradients(model))
+
+    def test_patched_while_another_thread_runs_it(self):
+        model = make_model("qwen3")
+        ids = make_ids(model)
+        with torch.no_grad():
+            expected = model(ids).logits
+        results, is_over = [], threading.Event()
+
+        def run_on():
+            with torch.no_grad():
+                while not is_over.is_set():
+                    results.append(model(ids).logits)
+
+        threads = [threading.Thread(target=run_on) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            while len(results) < 8:
+                patch(model)
+                patch(model)
+                unpatch(model)
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join()
+        self.assert_near(results, [expected] * len(results))
+        self.assertTrue(torch.equal(model(ids).logits, expected))
+
+    @unittest.skipUnless(hasattr(os, "fork") and sys.platform == "linux", "needs fork")
+    def test_patched_in_a_fork(self):
+        """Also if another thread held the lock."""
+        from librope import _recognise
+        is_held, is_over = threading.Event(), threading.Event()
+
+        def hold():
+            with _recognise.lock:
+                is_held.set()
+                is_over.wait()
+
+        model = make_model("qwen2")
+        thread = threading.Thread(target=hold)
+        thread.start()
+        is_held.wait()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                signal.alarm(60)
+                _recognise._results.clear()
+                torch.set_num_threads(1)
+                code = num_patched(patch(model)) != 3
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        is_over.set()
+        thread.join()
+        self.assertEqual(status, 0)
 
     @for_each(STRUCTURES)
     def test_gradient_checkpointing(self, name, device):

@@ -32,6 +32,7 @@ from librope.transformers import from_hf_config, patch, report, unpatch  # noqa:
 
 transformers.logging.set_verbosity_error()
 
+IS_LONG = bool(os.environ.get("ROPE_TEST_LONG"))
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and librope.device_count("cuda") else [])
 # The weights are so large that attention depends on few tokens, and positions matter.
 BASE = dict(vocab_size=97, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
@@ -421,7 +422,7 @@ class PatchTest(unittest.TestCase):
                 mesh = DeviceMesh("cpu", [0], mesh_dim_names=(name,))
                 projection.weight = torch.nn.Parameter(DTensor.from_local(projection.weight.detach(), mesh, [Shard(0)]))
                 if is_refused:
-                    with self.assertRaisesRegex(ValueError, "in a tensor-parallel model a rank may have a part of them"):
+                    with self.assertRaisesRegex(ValueError, "tensor-parallel model a rank may have a part of them"):
                         patch(model)
                 else:
                     patched(self, model)
@@ -756,6 +757,93 @@ class PatchTest(unittest.TestCase):
                 expected = run(model, position_ids=positions)[0]
                 actual = run(patched(self, model), position_ids=positions)[0]
                 self.assertLess(distance(actual, expected), TOLERANCES[torch.float32][0])
+
+    def test_frequencies_that_change_under_a_graph(self):
+        """A compiled model reads them at each call, however they were changed, and is compiled once."""
+        for name in ("llama", "qwen3", "gemma3", "ministral3", "llama4") if IS_LONG else ("gemma3", "ministral3"):
+            with self.subTest(name):
+                torch._dynamo.reset()
+                model = make_model(name)
+                twin = copy.deepcopy(model)
+                compiled = torch.compile(patched(self, model), backend=self.counting("aot_eager"), fullgraph=True)
+                ids = torch.randint(1, 97, (2, 13))
+
+                def halve(buffer):
+                    buffer.mul_(0.5)
+
+                def through_data(buffer):
+                    buffer.data = buffer.data * 1.5
+
+                def through_numpy(buffer):
+                    buffer.numpy()[:] *= 0.75
+
+                for change in (lambda buffer: None, halve, through_data, through_numpy):
+                    for m in (model, twin):
+                        for buffer_name, buffer in m.named_buffers():
+                            if buffer_name.endswith("inv_freq") and "original" not in buffer_name:
+                                change(buffer)
+                    with torch.no_grad():
+                        expected = twin(ids, use_cache=False).logits
+                        for call in (model, compiled):
+                            self.assertLess(
+                                distance(call(ids, use_cache=False).logits, expected), TOLERANCES[torch.float32][0])
+                self.assertEqual(self.num_graphs, 1)
+                unpatch(model)
+
+    def counting(self, backend):
+        self.num_graphs = 0
+        inner = torch._dynamo.lookup_backend(backend)
+
+        def compile_and_count(graph, inputs):
+            self.num_graphs += 1
+            return inner(graph, inputs)
+
+        return compile_and_count
+
+    def test_parity_of_every_gradient(self):
+        """Gradients of parameters around the rotation, too: with each attention, wherever the model equals itself."""
+        names = [name for name in MODELS if not name.startswith("llama4")] if IS_LONG else ["qwen3", "gemma3", "cohere"]
+        for name, attention, dtype in itertools.product(
+                names, ("sdpa", "eager"), (torch.float32, torch.bfloat16) if IS_LONG else (torch.float32,)):
+            for device in DEVICES:
+                with self.subTest(name, attention=attention, dtype=dtype, device=device):
+                    model = make_model(name, device, dtype)
+                    model.set_attn_implementation(attention)
+                    vary_norms(model)
+                    expected, again = step_of_training(model), step_of_training(model)
+                    is_same = [torch.equal(x, again[1][key]) for key, x in expected[1].items()]
+                    if not all(is_same):
+                        continue  # by itself
+                    patched(self, model, parity=True)
+                    actual, seen = launches(lambda: step_of_training(model))
+                    if name != "olmo2" or dtype == torch.float32:
+                        self.assertEqual(seen, 2 * [("rope_forward", False)] + 2 * [("rope_backward", False)])
+                    self.assertTrue(torch.equal(actual[0], expected[0]))
+                    for key, grad in actual[1].items():
+                        self.assertTrue(torch.equal(grad, expected[1][key]), key)
+                    unpatch(model)
+
+    def test_attentions_of_other_code(self):
+        """Tables of a patched module are tensors for code that is not known."""
+        model = make_model("llama")
+        before = run(model)
+        modeling = importlib.import_module("transformers.models.llama.modeling_llama")
+        own = modeling.LlamaAttention.forward
+        used = []
+
+        def forward(attention, hidden_states, position_embeddings=None, **keywords):
+            cos, sin = position_embeddings
+            used.append((cos.dtype, tuple(sin.shape), len(cos), (cos * 1.0)[..., :1].numel(), (2 - sin).dim()))
+            cos, sin = torch.stack((cos, sin)).to(torch.float64).unbind()
+            turned = cos[:, None].to(hidden_states.dtype), sin[:, None].to(hidden_states.dtype)
+            return own(attention, hidden_states, position_embeddings=[x[:, 0] for x in turned], **keywords)
+
+        self.addCleanup(setattr, modeling.LlamaAttention, "forward", own)
+        modeling.LlamaAttention.forward = forward
+        actual = run(patched(self, model))
+        self.assertEqual(used[0], (torch.float32, (1, 13, 16), 1, 13, 3))
+        for a, b in zip(actual, before):
+            self.assertLess(distance(a, b), TOLERANCES[torch.float32][1])
 
     def test_frequencies_that_depend_on_the_length_in_a_graph(self):
         """The lengths of a compiled model go up and down beyond the one that the model was trained for."""
