@@ -31,7 +31,8 @@ def apply_rotary_pos_emb(
 
     q, k:          [B, H, S, D], [B, S, H, D] or [T, H, D], of one dtype; any strides, H of each its own
     cos, sin:      [B, S, R], [1, S, R] or [S, R], both of any one floating dtype: a column for each channel. R is at
-                   most D; channels from R on pass through, as in Phi-3 and GPT-NeoX
+                   most D; channels from R on pass through, as in Phi-3 and GPT-NeoX. Tables with a column for each
+                   pair, as in gpt-oss, would be those of R = D/2: pass each column twice, or call apply_rotary
     unsqueeze_dim: the axis of the heads of q and k, which cos and sin lack
 
     Returns new tensors. Their dtype is the one to which torch promotes that of q and k with that of cos. Gradients flow

@@ -21,7 +21,7 @@ except ImportError:
     transformers = None
 
 import librope  # noqa: E402
-from librope.torch import RotaryEmbedding, SwiGLU, apply_rotary_emb, apply_rotary_pos_emb  # noqa: E402
+from librope.torch import RotaryEmbedding, SwiGLU, apply_rotary, apply_rotary_emb, apply_rotary_pos_emb  # noqa: E402
 from test_torch import has_compiler  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -139,6 +139,17 @@ class PosEmbTest(TestCase):
             actual = model(ids).last_hidden_state
         self.assertEqual(calls, 2 * ["rope_forward"])
         self.assertLess((actual - expected).abs().max() / expected.abs().max(), 2e-5)
+
+    @needs_transformers
+    def test_tables_with_a_column_for_each_pair(self):
+        theirs = transformers.models.gpt_oss.modeling_gpt_oss.apply_rotary_pos_emb
+        q, k = torch.randn(2, 2, 3, 5, 16)
+        cos, sin = torch.randn(2, 1, 5, 8)
+        expected = theirs(q, k, cos, sin)
+        for actual in (apply_rotary_pos_emb(q, k, twice(cos), twice(sin)), apply_rotary(
+                q, k, style="half", layout="bhsd", rotary_dim=16, cos=cos, sin=sin, table_rows="by_token")):
+            for x, y in zip(actual, expected):
+                self.assertLessEqual((x - y).abs().max(), 1e-6 * y.abs().max())
 
     def test_gradients(self):
         cos, sin = torch.randn(2, 1, 3, 4, dtype=torch.float64)

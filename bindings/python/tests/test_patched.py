@@ -296,6 +296,35 @@ class StructuresTest(TestCase):
         self.assert_near([logits()], [expected])
         self.assertGreater(distance(model(ids).logits.detach(), expected), 0.01)
 
+    def test_models_that_are_stacked(self):
+        """torch's recipe for ensembles also stacks buffers, and with them cos and sin."""
+        models = [make_model("llama").requires_grad_(False) for _ in range(2)]
+        with torch.no_grad():
+            models[1].model.rotary_emb.inv_freq.mul_(0.5)
+        ids = make_ids(models[0])
+        expected = torch.stack([model(ids, use_cache=False).logits for model in models])
+        for model in models:
+            patched(self, model)
+        values = torch.func.stack_module_state(models)
+
+        def logits(*values):
+            return torch.func.functional_call(models[0], values, (ids,), {"use_cache": False}).logits
+
+        with rotations() as seen:
+            actual = torch.func.vmap(logits)(*values)
+        self.assertTrue(seen)
+        self.assert_near([actual], [expected])
+        self.assertGreater(distance(expected[0], expected[1]), 0.01)
+
+    def test_exported(self):
+        model = make_model("qwen3").requires_grad_(False)
+        ids = make_ids(model)
+        expected = model(ids, use_cache=False).logits
+        program = torch.export.export(patched(self, model), (ids,), {"use_cache": False}, strict=False)
+        with rotations() as seen:
+            self.assert_near([program.module()(ids, use_cache=False).logits], [expected])
+        self.assertEqual(seen, [True, True])
+
     def test_patched_before_its_weights_are_loaded(self):
         for name in ("qwen3", "gemma3"):
             with self.subTest(name):
