@@ -15,6 +15,7 @@ import copy
 import functools
 import inspect
 import itertools
+import math
 import os
 import threading
 import types
@@ -142,6 +143,10 @@ class Facts:
             if value is not ...:
                 self.read[owner, name] = value
 
+    def own(self) -> Tuple[Tuple[str, Any], ...]:
+        """The values that were read from the module itself, to be compared at each call."""
+        return tuple((name, value) for (owner, name), value in self.read.items() if not owner)
+
     def hold_for(self, module: Any) -> bool:
         try:
             return all(
@@ -165,7 +170,7 @@ _FACTS, _MAY_STORE = "_librope_facts", "_librope_may_store"
 
 
 @functools.lru_cache(maxsize=None)  # some classes take long to be made
-def _recording(cls: Any, owner: str) -> Any:
+def _recording(cls: type, owner: str) -> Any:
     """A subclass with the name of the class, of which facts are told what is read from objects."""
 
     def read(self: Any, name: str) -> Any:
@@ -189,7 +194,8 @@ def skeleton(
         **config: Any) -> Any:
     """An object of the module's class, with random numbers for its parameters and tensors. Its projections are stubs.
     config: changed attributes of its configuration"""
-    result = object.__new__(_recording(own_class(module), ""))
+    cls: Any = _recording(own_class(module), "")
+    result = object.__new__(cls)
     members = dict(vars(module))
     for group in ("_parameters", "_buffers"):
         members[group] = {name: None if x is None else random_like(x, generator)
@@ -215,11 +221,12 @@ def random_like(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _recorded(config: Any, facts: Facts, may_store: bool, changes: Dict[str, Any]) -> Any:
+    cls: Any = type(config)
     result = copy.copy(config)
     for name, value in changes.items():
         setattr(result, name, value)
     vars(result).update({_FACTS: facts, _MAY_STORE: may_store})
-    result.__class__ = _recording(type(config), "config")
+    result.__class__ = _recording(cls, "config")
     return result
 
 
@@ -261,10 +268,12 @@ def _stub_for(name: str, child: Any, facts: Facts, generator: torch.Generator, i
 
 
 def numbers(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Numbers of both signs, in double, from 2^-10 to 2^10, and zeros."""
-    kinds = torch.rand(*shape, generator=generator, dtype=F64)
-    x = torch.exp2(torch.rand(*shape, generator=generator, dtype=F64) * 20 - 10)
-    return torch.where(kinds < 0.06, 0.0, torch.where(kinds < 0.53, x, -x))
+    """Numbers of both signs, in double, from 2^-10 to 2^10, both of which are frequent, and zeros."""
+    size = math.prod(shape)
+    kinds, x = torch.rand(2, min(size, 1 << 16), generator=generator, dtype=F64)
+    x = torch.exp2((x * 24 - 12).clamp(-10, 10))
+    x = torch.where(kinds < 0.06, 0.0, torch.where(kinds < 0.53, x, -x))
+    return x.repeat(-(-size // x.numel()) if size else 1)[:size].view(*shape)
 
 
 def near(actual: Any, expected: torch.Tensor, size: torch.Tensor, tolerance: float = 1e-13) -> bool:
@@ -514,7 +523,7 @@ def _tables_of(module: Any, layer_type: Optional[str], facts: Facts) -> Tables:
             positions = torch.arange(length)[None] if rows == 1 else torch.randint(
                 0, 100000, (rows, length), generator=generator)
             calls = []
-            for x in (torch.ones(rows, length, 8, dtype=dtype), torch.empty(1)):
+            for x in (torch.ones(rows, length, 8, dtype=dtype), torch.empty(1, dtype=F32)):
                 copied = skeleton(module, facts, generator.manual_seed(length), may_store=True)
                 for name, value in list(vars(copied).items()):
                     if isinstance(value, torch.Tensor) and name.endswith("inv_freq"):
@@ -602,7 +611,8 @@ def _gate_of(module: Any, function: Any, has_projections: bool, facts: Facts) ->
                 if part is not None:
                     vars(part)["training"] = training
             width = getattr(next(iter(module._modules.values()), None), "in_features", 8) if has_projections else 12
-            x = numbers((2 if length < 64 else 1, length, width), generator).to(dtype).requires_grad_(not has_projections)
+            x = numbers((2 if length == 2 else 1, length, width), generator).to(dtype)
+            x.requires_grad_(not has_projections)
             version = x._version
             with torch.enable_grad():
                 result = function(copied, x)
@@ -610,10 +620,9 @@ def _gate_of(module: Any, function: Any, has_projections: bool, facts: Facts) ->
             require(x._version == version, "it changes its input")
             require(form is not None and found in (None, form), "it does not compute down(silu(gate) * up)")
             found = form
-    read = tuple((name, value) for (owner, name), value in facts.read.items() if not owner)
     require(not any(owner for owner, _ in facts.read), "it reads its configuration")
     gate, up, down, is_swapped = found
-    return Gate(gate, up, down, is_swapped, read, tuple(facts.children.items()))
+    return Gate(gate, up, down, is_swapped, facts.own(), tuple(facts.children.items()))
 
 
 def _without_parameters(module: Any, facts: Facts, generator: torch.Generator) -> Any:

@@ -298,20 +298,22 @@ def _package_of(name: Any) -> str:
 def _install(place: Dict[str, Any], name: str, function: Any) -> _Function:
     """Puts librope's function into the place of a global function, which all models of the family call. It stays: it
     passes others than patched models on, and while one of them is compiled, its globals must not change."""
-    known: Optional[_Function] = getattr(function, "_librope_function", None)
-    if known is not None:
-        return known
-    _require_own_code(function, place)
-    ours = _Function(function)
+    with recognise.lock:
+        function = place.get(name, function)
+        known: Optional[_Function] = getattr(function, "_librope_function", None)
+        if known is not None:
+            return known
+        _require_own_code(function, place)
+        ours = _Function(function)
 
-    def rotate(*arguments: Any, **keywords: Any) -> Any:
-        return ours(arguments, keywords)
+        def rotate(*arguments: Any, **keywords: Any) -> Any:
+            return ours(arguments, keywords)
 
-    setattr(rotate, "__wrapped__", function)
-    setattr(rotate, "_librope_function", ours)
-    place[name] = rotate
-    _functions.append(ours)
-    return ours
+        setattr(rotate, "__wrapped__", function)
+        setattr(rotate, "_librope_function", ours)
+        place[name] = rotate
+        _functions.append(ours)
+        return ours
 
 
 def _require_own_code(function: Any, place: Dict[str, Any]) -> None:
@@ -360,6 +362,7 @@ class _Attention(NamedTuple):
     eps: str = ""
     norm: Tuple[Tuple[str, Any], ...] = ()
     temperature: str = ""
+    values: Tuple[Tuple[str, Any], ...] = ()  # attributes that must have these values
 
 
 class _Norm:
@@ -468,7 +471,7 @@ def _with_extra(x: Any, extra: Any) -> Any:
 def _attention_forward(original: Callable[..., Any], plan: _Plan, self: Any, *arguments: Any, **keywords: Any) -> Any:
     what: _Attention = plan.what
     sin = next((x for x in map(_sin_in, (*arguments, *keywords.values())) if x is not None), None)
-    if sin is None or sin.parity:
+    if sin is None or sin.parity or not _has_values(self, what.values):
         return original(self, *arguments, **keywords)
     extra: Any
     if what.temperature:
@@ -526,8 +529,8 @@ def _attention_of(module: Any) -> _Attention:
         for what in candidates:
             try:
                 if all(_is_as_before(module, what, functions, facts, *case) for case in (
-                        (7, True, 2), (1, False, 1), (64, False, 2))):
-                    return what
+                        (7, True, 2), (1, False, 1), (64, False, 1))):
+                    return what._replace(values=facts.own())
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
         raise Unrecognised(why)
@@ -559,7 +562,7 @@ def _is_as_before(
                 tables: Any = recognise.tables_with(rotation.columns, angles.cos(), angles.sin())
                 if is_ours:
                     tables = tuple([_Table(x, x.dtype, (rotation.columns,), False) for x in tables])
-                x = torch.randn((2, length, 8), generator=generator, dtype=F64)
+                x = torch.randn((2 if length < 64 else 1, length, 8), generator=generator, dtype=F64)
                 given = {"position_embeddings": tables if len(tables) > 1 else tables[0], "position_ids": positions,
                          "attention_mask": None}
                 call = (lambda *a, **k: _attention_forward(forward, _Plan("attention", "forward", False, False, what),
@@ -607,14 +610,17 @@ def _refuse_tensor_parallel(target: torch.nn.Module, module: torch.nn.Module, pl
 # ---- Gated MLPs -----------------------------------------------------------------------------------------------------
 
 
+def _has_values(module: Any, values: Tuple[Tuple[str, Any], ...]) -> bool:
+    return all([getattr(module, name) == value for name, value in values])
+
+
 def _is_as_known(child: Any, state: Any) -> bool:
-    return (type(child) is state[0] and not _has_hooks(child)
-            and all([getattr(child, name) == value for name, value in state[1]]))
+    return type(child) is state[0] and not _has_hooks(child) and _has_values(child, state[1])
 
 
 def _gate_forward(original: Callable[..., Any], plan: _Plan, self: Any, *arguments: Any, **keywords: Any) -> Any:
     what: recognise.Gate = plan.what
-    if (keywords or len(arguments) != 1 or not all([getattr(self, name) == value for name, value in what.values])
+    if (keywords or len(arguments) != 1 or not _has_values(self, what.values)
             or not all([_is_as_known(getattr(self, name), state) for name, state in what.children])):
         return original(self, *arguments, **keywords)
     x, = arguments
@@ -629,6 +635,11 @@ def _gate_forward(original: Callable[..., Any], plan: _Plan, self: Any, *argumen
 
 
 Target = TypeVar("Target", bound=Union[torch.nn.Module, types.ModuleType])
+
+
+def _names_in(method: Any) -> Tuple[str, ...]:
+    names: Tuple[str, ...] = getattr(getattr(method, "__code__", None), "co_names", ())
+    return names
 
 
 class _Kept(Unrecognised):
@@ -704,7 +715,7 @@ def _plan_of(module: Any, parity: bool, others: List[_Function], is_of_module: b
     functions, reasons = _rotations_of(cls)
     require(not reasons, "; ".join(reasons))
     if functions:
-        if None in _norms_of(module) and _TEMPERATURE not in cls.forward.__code__.co_names:
+        if None in _norms_of(module) and _TEMPERATURE not in _names_in(cls.forward):
             return None
         try:
             return plan("attention", _attention_of(module))
@@ -816,6 +827,17 @@ class _Seen:
         row = recognise.own_class(module).__name__, text
         rows[row] = rows.get(row, 0) + 1
 
+    def add_rest(self, modules: List[Any]) -> None:
+        """Adds modules that rotate by cos and sin that nothing replaced makes."""
+        plans = [module.__dict__.get("_librope_method") for module in modules]
+        if any(plan is not None and plan.kind == "tables" for plan in plans):
+            return
+        known = {name for name, _ in self.left}
+        for module in modules:
+            cls = recognise.own_class(module)
+            if cls.__name__ not in known and any(True for _ in _reader_of(getattr(cls, "forward", None))):
+                self.add(self.left, module, "its cos and sin are made by what is not replaced")
+
     def __str__(self) -> str:
         rows = [(name, str(count), state, text) for state, group in (
             ("replaced", self.replaced), ("not fused", self.kept), ("left", self.left))
@@ -877,6 +899,7 @@ def patch(
             others = _rotations_in({recognise.own_class(module) for module in modules})
             for module in modules:
                 _patch_module(module, parity, others, seen, target)
+            seen.add_rest(modules)
             if not seen.replaced:
                 raise ValueError(
                     f"nothing to patch in {type(target).__name__}: no code of it is recognised as a rotation or gating "
@@ -909,6 +932,7 @@ def report(target: torch.nn.Module) -> str:
                 seen.add(seen.left, module, why)
         except Unrecognised as error:
             seen.add(seen.kept if isinstance(error, _Kept) else seen.left, module, str(error))
+    seen.add_rest(modules)
     return str(seen)
 
 

@@ -695,6 +695,9 @@ class PatchTest(unittest.TestCase):
             self.assertIn(why, report(module))
             for actual, expected in zip(module(*arguments), before):
                 self.assertTrue(torch.equal(actual, expected))
+        attention = modeling.LlamaAttention(config, 0)
+        with self.assertRaisesRegex(ValueError, "(?s)nothing to patch.* left *its cos and sin are made by what is not"):
+            patch(attention)
         mlp = modeling.LlamaMLP(config)
         expected = mlp(x)
         self.assertFalse(torch.equal(patched(self, mlp)(x), 2 * expected))
