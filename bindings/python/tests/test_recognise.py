@@ -321,11 +321,6 @@ class GatesTest(unittest.TestCase):
 
 
 class CopiesTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.addClassCleanup(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)  # the models are small
-
     def test_copies_of_files_are_replaced(self):
         for name in [key for key in MODELS if "," not in key]:
             with self.subTest(name):

@@ -32,6 +32,7 @@ from librope.transformers import from_hf_config, patch, report, unpatch  # noqa:
 
 transformers.logging.set_verbosity_error()
 
+torch.set_num_threads(1)  # the models are small: more threads wait for each other
 IS_LONG = bool(os.environ.get("ROPE_TEST_LONG"))
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and librope.device_count("cuda") else [])
 # The weights are so large that attention depends on few tokens, and positions matter.
