@@ -2,9 +2,9 @@
 # _recognise.py - what foreign code computes, found by running it
 """Functions that rotate, modules that make tables of cos and sin or that gate, and norms are recognised by their
 results for random numbers, which are compared with formulas. Modules are not run themselves: a skeleton, on the CPU,
-has their attributes, random numbers for their parameters, and stubs for their projections. What was read from the
-module is kept with the result, which holds for other modules of the class that have the same. Code that raises an
-exception, or that changes its module, is not recognised."""
+has their attributes, random numbers for their parameters, and stubs for their projections. The result is kept
+with the values that were read from the module, and holds for other modules of the class with the same values. Code that
+raises an exception, or that changes its module, is not recognised."""
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportPrivateUsage=false
 # What foreign code has and returns is of no known type. The private names are those of torch and of librope.
@@ -109,7 +109,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _fact(value: Any) -> Any:
-    """What must stay equal, or Ellipsis if nothing has to."""
+    """The value if it must stay equal, or Ellipsis."""
     if _is_plain(value):
         return value
     if isinstance(value, (dict, list, tuple)):
@@ -120,7 +120,7 @@ def _fact(value: Any) -> Any:
     return ...
 
 
-# What is tried, follows, or does not matter
+# Attributes that are tried, that follow from others, or that do not matter
 _UNREAD = {*vars(torch.nn.Module()), "_is_hf_initialized", "_librope_method", "attribute_map", "base_config_key"}
 
 
@@ -131,7 +131,7 @@ def state_of(module: torch.nn.Module) -> Any:
 
 
 class Facts:
-    """What was read from a module and its configuration, and its children that have no parameters."""
+    """Values read from a module and its configuration, and its children that have no parameters."""
 
     def __init__(self) -> None:
         self.read: Dict[Tuple[str, str], Any] = {}
@@ -171,7 +171,7 @@ _FACTS, _MAY_STORE = "_librope_facts", "_librope_may_store"
 
 @functools.lru_cache(maxsize=None)  # some classes take long to be made
 def _recording(cls: type, owner: str) -> Any:
-    """A subclass with the name of the class, of which facts are told what is read from objects."""
+    """A subclass with the name of the class. Facts are told which attributes of its objects are read."""
 
     def read(self: Any, name: str) -> Any:
         value = super(recording, self).__getattribute__(name)
@@ -268,7 +268,7 @@ def _stub_for(name: str, child: Any, facts: Facts, generator: torch.Generator, i
 
 
 def numbers(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Numbers of both signs, in double, from 2^-10 to 2^10, both of which are frequent, and zeros."""
+    """Numbers of both signs, in double, from 2^-10 to 2^10, and zeros. Both signs are frequent."""
     size = math.prod(shape)
     kinds, x = torch.rand(2, min(size, 1 << 16), generator=generator, dtype=F64)
     x = torch.exp2((x * 24 - 12).clamp(-10, 10))
@@ -277,8 +277,7 @@ def numbers(shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
 
 
 def near(actual: Any, expected: torch.Tensor, size: torch.Tensor, tolerance: float = 1e-13) -> bool:
-    """Whether the numbers are equal, relative to the size of the terms of which each is the sum. A computation in fp32
-    is one, too."""
+    """Whether the numbers are equal, relative to the size of their terms. Results of fp32 are equal, too."""
     if not isinstance(actual, torch.Tensor) or actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
     difference = (actual - expected).abs().to(F64)
@@ -577,7 +576,7 @@ class Gate(NamedTuple):
 
 
 def has_gate(module: Any) -> bool:
-    """Whether a module has two or three projections, of which one is fed by two or by halves."""
+    """Whether a module has two or three projections, and feeds one of them by two or by halves."""
     parts = [child for child in module._modules.values() if child is not None and _is_projection(child)]
     if len(parts) == 2:
         return any(a.out_features == 2 * getattr(b, "in_features", -1) for a, b in (parts, parts[::-1]))
@@ -737,7 +736,7 @@ _NORMS = tuple(itertools.product(
 
 
 def norm_of(module: Any) -> HeadNorm:
-    """What a norm over the last axes of its weight computes. Raises Unrecognised."""
+    """The formula of a norm over the last axes of its weight. Raises Unrecognised."""
     result = known((own_class(module), fingerprint(own_class(module).forward)), module,
                     lambda facts: _norm_of(module, facts))
     assert isinstance(result, HeadNorm)

@@ -6,7 +6,7 @@ it.
     model = AutoModelForCausalLM.from_pretrained(...)
     librope.transformers.patch(model)
 
-What is changed is recognised by what it does, in transformers' own code and in that of a checkpoint: functions and
+patch recognises code by its results, in transformers' own code and in that of a checkpoint: functions and
 modules are run with random numbers, on copies, and replaced only if librope has their results. Otherwise they stay:
 report(model) tells what was replaced, and what was left and why; with strict=True that is an error. Among the models
 that are replaced as a whole are Llama, the text of Llama-4, Qwen2, Qwen3, Mistral, Ministral 3, Mistral 4, Gemma 1 to
@@ -69,8 +69,8 @@ def _has_hooks(module: Any) -> bool:
 
 
 class _Table:
-    """The cos, the sin, or the complex table of a patched module. Functions that rotate through librope know it; all
-    other code uses it as the tensor that it is."""
+    """The cos, the sin, or the complex table of a patched module. Functions that rotate through librope know it;
+    elsewhere it is the tensor that the model would have."""
 
     def __init__(
             self, values: torch.Tensor, dtype: torch.dtype, columns: Tuple[str, ...], parity: bool,
@@ -317,7 +317,7 @@ def _install(place: Dict[str, Any], name: str, function: Any) -> _Function:
 
 
 def _require_own_code(function: Any, place: Dict[str, Any]) -> None:
-    """Refuses a function in the place of which another program has put one that calls it."""
+    """Refuses a function that another program has replaced by one that calls it."""
     while True:
         package = _package_of(getattr(function, "__globals__", {}).get("__name__"))
         require(package in ("transformers", "torch", "librope", _package_of(place.get("__name__"))),
@@ -356,7 +356,7 @@ def _make_temperature(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Attention(NamedTuple):
-    """What a patched attention leaves to the rotation: norms, or the factor of q that a function makes."""
+    """The work that a patched attention leaves to the rotation: norms, or the factor of q that a function makes."""
 
     norm_class: Any = None
     eps: str = ""
@@ -505,7 +505,7 @@ _TEMPERATURE = "get_llama_4_attn_scale"
 
 
 def _attention_of(module: Any) -> _Attention:
-    """What of a module's forward the rotation can do. Raises Unrecognised."""
+    """The part of a module's forward that the rotation can do. Raises Unrecognised."""
     forward = recognise.own_class(module).forward
     norms = _norms_of(module)
     if None not in norms:
@@ -577,7 +577,7 @@ def _is_as_before(
 
 
 def _outcome(skeleton: Any, result: Any, generator: torch.Generator) -> Any:
-    """What the projections were given, and the gradients with respect to what they returned."""
+    """The inputs of the projections, and the gradients with respect to their outputs."""
     result = result[0] if isinstance(result, tuple) else result
     calls = [call for child in skeleton._modules.values() if isinstance(child, recognise.Stub) for call in child.calls]
     last, = [x for x, y in calls if y is result]
@@ -816,7 +816,7 @@ def _unpatch_instance(module: Any) -> None:
 
 
 class _Seen:
-    """What was found for the modules of a target: for each class and text a number of modules."""
+    """The findings for the modules of a target: for each class and text a number of modules."""
 
     def __init__(self) -> None:
         self.replaced: Dict[Tuple[str, str], int] = {}

@@ -615,7 +615,7 @@ class PatchTest(unittest.TestCase):
         self.assertTrue(torch.equal(compiled, expected))
 
     def test_code_that_is_not_of_transformers(self):
-        """A checkpoint's own file has the names of transformers' file. What computes something else is left."""
+        """A checkpoint's own file has the names of transformers' file. Code that computes something else is left."""
         modeling = importlib.import_module("transformers.models.llama.modeling_llama")
         with open(modeling.__file__, encoding="utf-8") as file:
             source = file.read()

@@ -3,7 +3,7 @@
 # little, and many processors are busy. Results are in rope_kernel_sources.
 
 # Files in src/backend/cuda/kernels, and the types of data that they have kernels for. Each row and type is a file; a
-# row of several kernels saves their headers, 3 s for all architectures. What takes longest to compile comes first.
+# row of several kernels saves their headers, 3 s for all architectures. The slowest rows come first.
 set(rope_kernel_files
   "step_rows                                                                            | BF16 F16 F32"
   "step_codes                                                                           | BF16 F16"
