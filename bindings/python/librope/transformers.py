@@ -69,7 +69,7 @@ def _has_hooks(module: Any) -> bool:
 
 
 class _Table:
-    """The cos, the sin, or the complex table of a patched module. Functions that rotate through librope know it;
+    """The cos, the sin, or the complex table of a patched module. Functions that rotate through librope recognise it;
     elsewhere it is the tensor that the model would have."""
 
     def __init__(
