@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheel.py - builds the wheel and the source distribution, installs the wheel in a fresh environment, and uses it there:
 # wheel.py WORK_FOLDER
-"""The wheel is for the CPU only, so that the test takes seconds; CUDA changes the library alone. The test downloads
+"""The wheel is for the CPU only, without loops for AVX, so that the test takes seconds: they change the library alone. The test downloads
 nothing. It exits with 77, and prints the reason, if scikit-build-core, pip or venv is missing."""
 import base64
 import email
@@ -34,7 +34,8 @@ import backend
 if sys.argv[2] == "sdist":
     print(backend.build_sdist(sys.argv[1]))
 else:
-    print(backend.build_wheel(sys.argv[1], {"build-dir": sys.argv[2], "cmake.define.ROPE_CUDA": "OFF"}))
+    print(backend.build_wheel(sys.argv[1], {"build-dir": sys.argv[2], "cmake.define.ROPE_CUDA": "OFF",
+                                             "cmake.define.ROPE_HAS_X86_LEVELS": "OFF"}))
 """
 
 # This program runs in the environment, away from the checkout.
