@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheel.py - builds the wheel and the source distribution, installs the wheel in a fresh environment, and uses it there:
 # wheel.py WORK_FOLDER
-"""The wheel is for the CPU only, without loops for AVX, so that the test takes seconds: they change the library alone. The test downloads
-nothing. It exits with 77, and prints the reason, if scikit-build-core, pip or venv is missing."""
+"""The wheel is for the CPU only and has no loops for AVX, so that the test takes seconds: these change the library alone.
+The test downloads nothing. It exits with 77, and prints the reason, if scikit-build-core, pip or venv is missing."""
 import base64
 import email
 import hashlib
