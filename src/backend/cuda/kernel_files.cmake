@@ -61,7 +61,7 @@ foreach(row IN LISTS rope_kernel_files)
     endforeach()
     list(GET files 0 first)
     string(TOLOWER ${first}_${dtype}.cu name)
-    set(source ${PROJECT_BINARY_DIR}/kernels/${name})
+    set(source ${PROJECT_BINARY_DIR}/src/backend/cuda/kernels/${name})  # as if it lay beside the sources
     file(CONFIGURE OUTPUT ${source} CONTENT "${text}")
     list(APPEND rope_kernel_sources ${source})
   endforeach()
