@@ -280,11 +280,15 @@ def _scaled(q: torch.Tensor, factor: torch.Tensor, heads: int) -> torch.Tensor:
 _functions: List[_Function] = []
 
 
+def _names_in(method: Any) -> Tuple[str, ...]:
+    names: Tuple[str, ...] = getattr(getattr(method, "__code__", None), "co_names", ())
+    return names
+
+
 def _reader_of(method: Any) -> Iterator[Tuple[Dict[str, Any], str, Any]]:
     """The functions that may rotate which a method finds in its globals, and their names there."""
     while method is not None:
-        code = getattr(method, "__code__", None)
-        for name in () if code is None else code.co_names:
+        for name in _names_in(method):
             function = method.__globals__.get(name)
             if isinstance(function, types.FunctionType) and any(part in name.lower() for part in ("rot", "rope")):
                 yield method.__globals__, name, function
@@ -349,7 +353,6 @@ def _make_temperature(original: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(temperature, "__wrapped__", original)
     return temperature
-
 
 
 # ---- Norms of q and k -----------------------------------------------------------------------------------------------
@@ -635,11 +638,6 @@ def _gate_forward(original: Callable[..., Any], plan: _Plan, self: Any, *argumen
 
 
 Target = TypeVar("Target", bound=Union[torch.nn.Module, types.ModuleType])
-
-
-def _names_in(method: Any) -> Tuple[str, ...]:
-    names: Tuple[str, ...] = getattr(getattr(method, "__code__", None), "co_names", ())
-    return names
 
 
 class _Kept(Unrecognised):
